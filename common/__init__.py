@@ -1,0 +1,1 @@
+"""What the services share. Each subpackage states its charter."""

@@ -1,0 +1,88 @@
+"""The KV pool's bytes, and views of them. Accounts are in `block_pool`; shapes are in `layout`."""
+
+from collections.abc import Sequence
+
+import torch
+
+from common.kv.layout import SCALE_BYTES, KVLayout
+from kernels.batch import KVLayerView
+
+_ELEMENT = {"int8": torch.int8, "fp32": torch.float32}
+
+
+class KVCache:
+    """`num_blocks` blocks of `layout` in one tensor [num_blocks, block_bytes] uint8 on `device`."""
+
+    def __init__(self, layout: KVLayout, num_blocks: int, device: torch.device) -> None:
+        self.layout = layout
+        self.num_blocks = num_blocks
+        self.device = device
+        self._bytes = torch.zeros((num_blocks, layout.block_bytes), dtype=torch.uint8, device=device)
+        self._layers = tuple(self._layer_view(layer) for layer in range(layout.num_layers))
+
+    def layer(self, index: int) -> KVLayerView:
+        return self._layers[index]
+
+    def read_blocks(self, block_ids: Sequence[int], num_valid_tokens: int) -> bytes:
+        """The blocks' bytes, one after the other; positions past `num_valid_tokens` (counted from the first of these
+        blocks) are zeroed in the copy, so that nothing of an earlier owner leaves the worker."""
+        copy = self._bytes[list(block_ids)].cpu()
+        valid_in_last = num_valid_tokens - (len(block_ids) - 1) * self.layout.block_size
+        if valid_in_last < self.layout.block_size:
+            self._zero_tail(copy[-1:], valid_in_last)
+        return copy.numpy().tobytes()
+
+    def write_blocks(self, block_ids: Sequence[int], payload: bytes | memoryview) -> None:
+        """Precondition: `payload` is exactly len(block_ids) blocks, and nobody reads them meanwhile."""
+        source = torch.frombuffer(bytearray(payload), dtype=torch.uint8).view(len(block_ids), self.layout.block_bytes)
+        self._bytes[list(block_ids)] = source.to(self.device)
+
+    def _layer_view(self, layer: int) -> KVLayerView:
+        return _view(self._bytes, self.layout, layer)
+
+    def _zero_tail(self, blocks: torch.Tensor, num_valid: int) -> None:
+        for layer in range(self.layout.num_layers):
+            view = _view(blocks, self.layout, layer)
+            for tensor in (view.k, view.v, view.k_scale, view.v_scale):
+                if tensor is not None:
+                    tensor[:, :, num_valid:] = 0
+
+
+def _view(pool: torch.Tensor, layout: KVLayout, layer: int) -> KVLayerView:
+    element = layout.format.element_bytes
+    base = layer * layout.layer_bytes
+
+    def values(offset: int) -> torch.Tensor:
+        return _strided(
+            pool.view(_ELEMENT[layout.format]),
+            element,
+            (pool.shape[0], layout.num_kv_heads, layout.block_size, layout.head_dim),
+            (layout.block_bytes, layout.head_bytes, layout.head_dim * element, element),
+            base + offset,
+        )
+
+    def scales(offset: int) -> torch.Tensor | None:
+        if not layout.format.has_scales:
+            return None
+        return _strided(
+            pool.view(torch.float16),
+            SCALE_BYTES,
+            (pool.shape[0], layout.num_kv_heads, layout.block_size),
+            (layout.block_bytes, layout.head_bytes, SCALE_BYTES),
+            base + offset,
+        )
+
+    return KVLayerView(
+        k=values(layout.k_offset),
+        v=values(layout.v_offset),
+        k_scale=scales(layout.k_scale_offset),
+        v_scale=scales(layout.v_scale_offset),
+    )
+
+
+def _strided(
+    typed: torch.Tensor, size: int, shape: tuple[int, ...], strides_bytes: tuple[int, ...], offset_bytes: int
+) -> torch.Tensor:
+    return typed.as_strided(
+        shape, tuple(s // size for s in strides_bytes), typed.storage_offset() + offset_bytes // size
+    )

@@ -1,0 +1,1 @@
+"""Traces and metrics: names, set-up, context across processes. Spans never hold prompts or tokens."""
