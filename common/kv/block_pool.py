@@ -33,6 +33,7 @@ class BlockPool:
         self._free: OrderedDict[BlockId, None] = OrderedDict((BlockId(i), None) for i in range(num_blocks))
         self._hash_of: dict[BlockId, BlockHash] = {}
         self._block_of: dict[BlockHash, BlockId] = {}
+        self._num_cached = 0
         self._num_reserved = 0
         self._changes = IndexChanges()
 
@@ -42,7 +43,8 @@ class BlockPool:
 
     @property
     def num_cached(self) -> int:
-        return sum(1 for block_id in self._free if block_id in self._hash_of)
+        """Free blocks that can still be found by their name."""
+        return self._num_cached
 
     @property
     def num_in_use(self) -> int:
@@ -79,7 +81,9 @@ class BlockPool:
         if self.num_free_among(block_ids) > self.num_available:
             raise NoRoom(f"{len(block_ids)} cached blocks wanted, {self.num_available} available of {self.num_blocks}")
         for block_id in block_ids:
-            self._free.pop(block_id, None)
+            if block_id in self._free:
+                del self._free[block_id]
+                self._num_cached -= block_id in self._hash_of
             self._references[block_id] += 1
 
     def allocate(self, count: int, *, from_reserved: int = 0) -> list[BlockId]:
@@ -93,6 +97,7 @@ class BlockPool:
         self._num_reserved -= from_reserved
         taken = [self._free.popitem(last=False)[0] for _ in range(count)]
         for block_id in taken:
+            self._num_cached -= block_id in self._hash_of
             self._forget(block_id)
             self._references[block_id] = 1
         return taken
@@ -108,6 +113,7 @@ class BlockPool:
             assert self._references[block_id] >= 0, f"block {block_id} was freed more often than it was taken"
             if self._references[block_id] == 0:
                 self._free[block_id] = None
+                self._num_cached += block_id in self._hash_of
                 num_freed += 1
         return num_freed
 
@@ -134,6 +140,7 @@ class BlockPool:
         """Forgets every name; blocks in use stay with their owners, unnamed."""
         for block_id in list(self._hash_of):
             self._forget(block_id)
+        self._num_cached = 0
 
     def held_hashes(self) -> list[BlockHash]:
         return list(self._block_of)
@@ -155,6 +162,8 @@ class BlockPool:
         assert len(self._hash_of) == len(self._block_of)
         for block_id, name in self._hash_of.items():
             assert self._block_of[name] == block_id, f"block {block_id} and its name disagree"
+        num_cached = sum(1 for block_id in self._free if block_id in self._hash_of)
+        assert num_cached == self._num_cached, f"{num_cached} blocks are cached, {self._num_cached} on record"
         assert 0 <= self._num_reserved <= len(self._free), f"{self._num_reserved} promised, {len(self._free)} free"
 
     def _forget(self, block_id: BlockId) -> None:

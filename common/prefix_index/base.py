@@ -6,6 +6,10 @@ from typing import Protocol
 
 from common.ids import BlockHash, Incarnation
 
+INDEX_NAMESPACE = "v1"
+"""Part of every key: the version of the entries' form. Deployments that share a store need no other: hashes are
+seeded with the model's fingerprint."""
+
 
 @dataclass(frozen=True, slots=True)
 class Holder:

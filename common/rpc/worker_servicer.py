@@ -1,0 +1,49 @@
+"""The Worker service, the same for prefill and decode: who it is, its load, its tokenizer, release."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+
+from common.pb import worker_pb2, worker_pb2_grpc
+from common.rpc.tokenizer_chunks import tokenizer_chunks
+
+MIN_STATUS_INTERVAL_S = 0.01
+
+
+class WorkerServicer(worker_pb2_grpc.WorkerServicer):
+    """`status` is asked at most once an interval for each watcher; `release` answers how many blocks it freed."""
+
+    def __init__(
+        self,
+        info: worker_pb2.WorkerInfo,
+        tokenizer_files: Mapping[str, bytes],
+        status: Callable[[], worker_pb2.WorkerStatus],
+        release: Callable[[bytes, int], Awaitable[int]],
+    ) -> None:
+        self._info = info
+        self._tokenizer_files = tokenizer_files
+        self._status = status
+        self._release = release
+
+    async def Describe(self, request: worker_pb2.DescribeRequest, context: object) -> worker_pb2.WorkerInfo:
+        return self._info
+
+    async def WatchStatus(
+        self, request: worker_pb2.WatchStatusRequest, context: object
+    ) -> AsyncIterator[worker_pb2.WorkerStatus]:
+        interval_s = max(MIN_STATUS_INTERVAL_S, request.interval_ms / 1000)
+        sent: worker_pb2.WorkerStatus | None = None
+        while True:
+            status = self._status()
+            if status != sent:
+                sent = status
+                yield status
+            await asyncio.sleep(interval_s)
+
+    async def GetTokenizer(
+        self, request: worker_pb2.GetTokenizerRequest, context: object
+    ) -> AsyncIterator[worker_pb2.TokenizerChunk]:
+        for chunk in tokenizer_chunks(self._tokenizer_files):
+            yield chunk
+
+    async def Release(self, request: worker_pb2.ReleaseRequest, context: object) -> worker_pb2.ReleaseReply:
+        return worker_pb2.ReleaseReply(freed_blocks=await self._release(request.transfer_id, request.generation))

@@ -1,0 +1,166 @@
+"""Receives the blocks of transfers: verifies every frame before a byte of it enters the pool, acknowledges it, commits.
+
+Runs in the event loop; the engine's lock guards the accounts. A transfer is open from its reservation to the hand-over
+of its blocks to a sequence; `committed` tells whoever waits for it (the Generate call) how it ended.
+"""
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from dataclasses import dataclass
+
+from common.errors import CorruptFrame, LeaseExpired, TransferError, TwostrokeError, UnknownTransfer
+from common.ids import BlockHash, TransferId
+from common.kv.block_table import BlockTable
+from common.kv.cache import KVCache
+from common.kv.wire import check_frame
+from common.pb import decode_pb2
+from decode_svc.engine import DecodeEngine
+from decode_svc.ticket import TicketAuthority, TicketClaims
+from decode_svc.transfer import Transfer, TransferState, TransferTable
+
+
+@dataclass(slots=True)
+class _Open:
+    """What the event loop keeps of an open transfer."""
+
+    transfer: Transfer
+    committed: asyncio.Future[decode_pb2.Commit]
+    is_attached: bool = False  # a Generate call waits for it: alive as long as that call is
+    is_pushing: bool = False
+
+
+class KVReceiver:
+    def __init__(
+        self,
+        engine: DecodeEngine,
+        table: TransferTable,
+        cache: KVCache,
+        lease_s: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._engine = engine
+        self._table = table
+        self._cache = cache
+        self._lease_s = lease_s
+        self._clock = clock
+        self._tickets = TicketAuthority()
+        self._open: dict[TransferId, _Open] = {}
+        self.kv_bytes_received = 0
+
+    @property
+    def num_open(self) -> int:
+        return len(self._open)
+
+    def reserve(
+        self, transfer_id: TransferId, generation: int, num_prompt_tokens: int, hashes: list[BlockHash]
+    ) -> decode_pb2.Ticket:
+        """Promises room. A retry with a higher generation ends the older one first. Raises NoRoom or BadRequest."""
+        older = self._open.get(transfer_id)
+        if older is not None and older.transfer.generation < generation:
+            self._fail(older, TransferError(f"transfer {transfer_id.hex()}: replaced by generation {generation}"))
+        with self._engine.lock:
+            transfer = self._table.reserve(transfer_id, generation, num_prompt_tokens, hashes, self._clock())
+        committed: asyncio.Future[decode_pb2.Commit] = asyncio.get_running_loop().create_future()
+        self._open[transfer_id] = _Open(transfer, committed)
+        return decode_pb2.Ticket(
+            ticket=self._tickets.issue(TicketClaims(transfer_id, generation)),
+            num_held_blocks=transfer.num_held_blocks,
+            lease_s=self._lease_s,
+        )
+
+    async def receive(self, frames: AsyncIterator[decode_pb2.PushFrame]) -> AsyncGenerator[decode_pb2.PushAck, None]:
+        """One push, from the ticket to the commit. A push that breaks ends its transfer: nothing of it is read."""
+        opened: _Open | None = None
+        sequence_number = 0
+        try:
+            async for frame in frames:
+                if opened is None:
+                    opened = self._begin_push(frame.ticket)
+                if frame.sequence_number != sequence_number:
+                    raise CorruptFrame(f"frame {frame.sequence_number} came, {sequence_number} is next")
+                sequence_number += 1
+                self._take(opened, frame)
+                yield decode_pb2.PushAck(sequence_number=frame.sequence_number, committed=frame.HasField("commit"))
+                if frame.HasField("commit"):
+                    return
+        except TwostrokeError as error:
+            if opened is not None:
+                self._fail(opened, error)
+            raise
+        finally:
+            if opened is not None and opened.transfer.state is not TransferState.COMMITTED:
+                self._fail(opened, TransferError("the sender ended the transfer before its commit"))
+
+    async def await_commit(self, ticket: bytes) -> tuple[Transfer, decode_pb2.Commit]:
+        """The transfer of `ticket`, once it is committed. Raises what ended it otherwise. At most one caller each."""
+        opened = self._find(ticket)
+        if opened.is_attached:
+            raise UnknownTransfer("another Generate call waits for this transfer")
+        opened.is_attached = True
+        return opened.transfer, await asyncio.shield(opened.committed)
+
+    def hand_over(self, transfer: Transfer) -> BlockTable:
+        """The blocks of a committed transfer, for a sequence that takes them. Raises UnknownTransfer when it was
+        released meanwhile. Precondition: the engine's lock is held."""
+        if transfer.state is TransferState.ENDED:
+            raise UnknownTransfer(f"transfer {transfer.transfer_id.hex()} was released")
+        del self._open[transfer.transfer_id]
+        return self._table.hand_over(transfer)
+
+    def release(self, transfer_id: TransferId, generation: int) -> int:
+        """Ends the transfer, if it is open with this generation or an older one; returns the blocks freed."""
+        opened = self._open.get(transfer_id)
+        if opened is None or opened.transfer.generation > generation:
+            return 0
+        return self._fail(opened, TransferError(f"transfer {transfer_id.hex()} was released"))
+
+    def expire(self) -> int:
+        """Ends transfers that nobody waits for and that made no progress for a lease; returns how many."""
+        limit_s = self._clock() - self._lease_s
+        stale = [o for o in self._open.values() if not o.is_attached and o.transfer.last_progress_s < limit_s]
+        for opened in stale:
+            self._fail(opened, LeaseExpired(f"no progress for {self._lease_s:g} s and nobody waits; reserve again"))
+        return len(stale)
+
+    def _find(self, ticket: bytes) -> _Open:
+        claims = self._tickets.verify(ticket)
+        with self._engine.lock:
+            self._table.find(claims.transfer_id, claims.generation)
+        return self._open[claims.transfer_id]
+
+    def _begin_push(self, ticket: bytes) -> _Open:
+        opened = self._find(ticket)
+        if opened.is_pushing:
+            raise UnknownTransfer("this transfer is being pushed already")
+        opened.is_pushing = True
+        return opened
+
+    def _take(self, opened: _Open, frame: decode_pb2.PushFrame) -> None:
+        transfer = opened.transfer
+        if transfer.state is TransferState.ENDED:
+            raise UnknownTransfer("the transfer has ended")
+        if frame.num_blocks:
+            check_frame(frame, self._cache.layout)
+            with self._engine.lock:
+                block_ids = self._table.take_blocks(transfer, frame.first_block, frame.num_blocks, self._clock())
+            self._cache.write_blocks(block_ids, frame.payload)
+            self.kv_bytes_received += len(frame.payload)
+        if frame.HasField("commit"):
+            with self._engine.lock:
+                self._table.commit(transfer, frame.commit.num_blocks, frame.commit.num_prompt_tokens)
+            if not opened.committed.done():
+                opened.committed.set_result(frame.commit)
+
+    def _fail(self, opened: _Open, error: TwostrokeError) -> int:
+        """Gives everything back, and tells the Generate call. Idempotent."""
+        if opened.transfer.state is TransferState.ENDED:
+            return 0
+        if self._open.get(opened.transfer.transfer_id) is opened:
+            del self._open[opened.transfer.transfer_id]
+        with self._engine.lock:
+            num_freed = self._table.release(opened.transfer)
+        if not opened.committed.done():
+            opened.committed.set_exception(error)
+            opened.committed.exception()  # retrieved: perhaps nobody waits
+        return num_freed

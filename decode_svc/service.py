@@ -1,0 +1,98 @@
+"""The decode role's parts, put together for `common.worker`."""
+
+import asyncio
+from collections.abc import Collection
+from typing import Any
+
+from common.ids import BlockHash
+from common.kv.block_pool import BlockPool, IndexChanges
+from common.pb import decode_pb2_grpc, worker_pb2
+from common.worker import WorkerParts
+from decode_svc.config import DecodeSettings
+from decode_svc.engine import DecodeEngine, SpeculationSettings
+from decode_svc.kv_receiver import KVReceiver
+from decode_svc.scheduler import DecodeScheduler, SchedulerLimits
+from decode_svc.servicer import DecodeLimits, DecodeServicer
+from decode_svc.speculation.prompt_lookup import PromptLookup
+from decode_svc.speculation.proposer import NoProposer
+from decode_svc.transfer import TransferTable
+
+
+class DecodeService:
+    service_name = "twostroke.v1.Decode"
+
+    def __init__(self, settings: DecodeSettings, parts: WorkerParts) -> None:
+        model = parts.model
+        pool = BlockPool(model.num_blocks)
+        scheduler = DecodeScheduler(
+            pool,
+            SchedulerLimits(
+                block_size=model.layout.block_size,
+                max_num_batched_tokens=settings.max_num_batched_tokens,
+                max_num_sequences=settings.max_num_sequences,
+                max_waiting=settings.max_waiting,
+                preemption_shield_tokens=settings.preemption_shield_tokens,
+            ),
+        )
+        self._engine = DecodeEngine(
+            model.runner,
+            scheduler,
+            PromptLookup() if settings.speculation else NoProposer(),
+            SpeculationSettings(settings.num_draft_tokens, settings.speculation_max_batch),
+        )
+        self._receiver = KVReceiver(
+            self._engine, TransferTable(pool, model.layout.block_size), model.runner.cache, settings.lease_s
+        )
+        self._servicer = DecodeServicer(
+            self._engine,
+            parts.wake_engine,
+            self._receiver,
+            DecodeLimits(model.fingerprint, model.layout, model.config.vocab_size, model.max_model_len),
+            parts.telemetry,
+        )
+        self._lease_s = settings.lease_s
+
+    def step(self) -> bool:
+        return self._engine.step()
+
+    def add_to_server(self, server: Any) -> None:
+        decode_pb2_grpc.add_DecodeServicer_to_server(self._servicer, server)
+
+    def status(self) -> worker_pb2.WorkerStatus:
+        load = self._engine.load()
+        totals = self._engine.totals
+        return worker_pb2.WorkerStatus(
+            is_draining=self._servicer.is_draining,
+            free_blocks=load.free_blocks,
+            cached_blocks=load.cached_blocks,
+            reserved_blocks=load.reserved_blocks,
+            num_running=load.num_running,
+            num_waiting=load.num_waiting,
+            queued_tokens=load.queued_tokens,
+            computed_prompt_tokens=totals.computed_prompt_tokens,
+            cached_prompt_tokens=totals.cached_prompt_tokens,
+            output_tokens=totals.output_tokens,
+            num_steps=totals.num_steps,
+            kv_bytes_moved=self._receiver.kv_bytes_received,
+            num_preemptions=totals.num_preemptions,
+            num_draft_tokens=totals.num_draft_tokens,
+            num_accepted_tokens=totals.num_accepted_tokens,
+        )
+
+    async def release(self, transfer_id: bytes, generation: int) -> int:
+        return await self._servicer.release(transfer_id, generation)
+
+    async def drain(self) -> None:
+        await self._servicer.drain()
+
+    async def run_background(self) -> None:
+        """Ends reservations that nobody uses."""
+        while True:
+            await asyncio.sleep(self._lease_s / 4)
+            self._receiver.expire()
+
+    def take_index_changes(self) -> IndexChanges:
+        return self._engine.take_index_changes()
+
+    def held_hashes(self) -> Collection[BlockHash]:
+        return self._engine.held_hashes()

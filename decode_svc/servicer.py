@@ -1,0 +1,204 @@
+"""The Decode service's edge: checks requests, ties transfers to sequences, gives everything back at their end."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import aclosing
+from dataclasses import dataclass
+
+from common.errors import BadRequest, Cancelled, Draining, FingerprintMismatch
+from common.ids import BlockHash, RequestId, TransferId
+from common.kv.block_hash import block_hashes, root_hash
+from common.kv.layout import KVLayout
+from common.pb import decode_pb2, decode_pb2_grpc
+from common.rpc.convert import layout_from_pb, sampling_from_pb, token_from_pb
+from common.telemetry.context import current_context
+from common.telemetry.setup import Telemetry
+from decode_svc.engine import DecodeEngine
+from decode_svc.kv_receiver import KVReceiver
+from decode_svc.sequence import Sequence
+from decode_svc.stream import QueueListener, SequenceStream
+from decode_svc.transfer import Transfer
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeLimits:
+    fingerprint: bytes
+    layout: KVLayout
+    vocab_size: int
+    max_model_len: int
+
+
+@dataclass(slots=True)
+class _ActiveSequence:
+    sequence: Sequence
+    listener: QueueListener
+    generation: int
+
+
+class DecodeServicer(decode_pb2_grpc.DecodeServicer):
+    def __init__(
+        self,
+        engine: DecodeEngine,
+        wake_engine: Callable[[], None],
+        receiver: KVReceiver,
+        limits: DecodeLimits,
+        telemetry: Telemetry,
+    ) -> None:
+        self._engine = engine
+        self._wake_engine = wake_engine
+        self._receiver = receiver
+        self._limits = limits
+        self._telemetry = telemetry
+        self._active: dict[TransferId, _ActiveSequence] = {}
+        self._num_calls = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._is_draining = False
+
+    @property
+    def is_draining(self) -> bool:
+        return self._is_draining
+
+    async def Reserve(self, request: decode_pb2.ReserveRequest, context: object) -> decode_pb2.Ticket:
+        self._refuse_when_draining()
+        self._check_identity(request.fingerprint)
+        layout = layout_from_pb(request.layout)
+        if layout != self._limits.layout:
+            raise FingerprintMismatch(
+                f"the sender's KV layout is {layout.describe()}, this worker's is {self._limits.layout.describe()}"
+            )
+        self._check_prompt_length(request.num_prompt_tokens)
+        return self._receiver.reserve(
+            TransferId(request.transfer_id),
+            request.generation,
+            request.num_prompt_tokens,
+            [BlockHash(name) for name in request.block_hashes],
+        )
+
+    async def PushBlocks(
+        self, request_iterator: AsyncIterator[decode_pb2.PushFrame], context: object
+    ) -> AsyncIterator[decode_pb2.PushAck]:
+        async with aclosing(self._receiver.receive(request_iterator)) as acks:
+            async for ack in acks:
+                yield ack
+
+    async def Generate(
+        self, request: decode_pb2.GenerateRequest, context: object
+    ) -> AsyncIterator[decode_pb2.GenerateEvent]:
+        if not request.ticket:
+            self._refuse_when_draining()  # with a ticket the room was promised before
+        self._check_identity(request.fingerprint)
+        self._check_tokens(request)
+        listener = QueueListener(asyncio.get_running_loop())
+        self._num_calls += 1
+        self._idle.clear()
+        sequence: Sequence | None = None
+        try:
+            sequence = await self._begin(request, listener)
+            self._wake_engine()
+            stream = SequenceStream(sequence, listener.events, self._telemetry, current_context())
+            async with aclosing(stream.run()) as events:
+                async for event in events:
+                    yield event
+        finally:
+            await self._leave(request, sequence)
+
+    async def release(self, transfer_id: bytes, generation: int) -> int:
+        """Ends the transfer or its sequence, whichever stage it is in; returns how many blocks became free."""
+        num_freed = self._receiver.release(TransferId(transfer_id), generation)
+        active = self._active.get(TransferId(transfer_id))
+        if active is not None and active.generation <= generation:
+            num_freed += await asyncio.wrap_future(self._engine.end(active.sequence))
+            active.listener.on_failed(Cancelled(f"{active.sequence.request_id}: released by the gateway"))
+        return num_freed
+
+    async def drain(self) -> None:
+        """Takes nothing new; returns when the last stream has ended and no transfer is open."""
+        self._is_draining = True
+        await self._idle.wait()
+
+    def load(self) -> tuple[int, int]:
+        """(calls in flight, transfers open)."""
+        return self._num_calls, self._receiver.num_open
+
+    async def _begin(self, request: decode_pb2.GenerateRequest, listener: QueueListener) -> Sequence:
+        if not request.ticket:
+            sequence = self._make_sequence(request, list(request.output_token_ids))
+            self._engine.submit(sequence, listener)
+        else:
+            transfer, commit = await self._receiver.await_commit(request.ticket)
+            sequence = self._make_sequence(request, [])
+            self._check_commit(request, transfer)
+            finish_reason = sequence.append(token_from_pb(commit.first_token).token_id)
+            if finish_reason is not None:
+                raise BadRequest("the first token ended the request; there is nothing to decode", param="ticket")
+            with self._engine.lock:
+                table = self._receiver.hand_over(transfer)
+                self._engine.submit_received(sequence, table, listener)
+        self._active[sequence.transfer_id] = _ActiveSequence(sequence, listener, request.generation)
+        return sequence
+
+    async def _leave(self, request: decode_pb2.GenerateRequest, sequence: Sequence | None) -> None:
+        if sequence is None and request.ticket:
+            self._receiver.release(TransferId(request.transfer_id), request.generation)
+        if sequence is not None:
+            ended = self._engine.end(sequence)
+            self._active.pop(sequence.transfer_id, None)
+            # Shielded: the blocks go back also when the call is being cancelled.
+            await asyncio.shield(asyncio.wrap_future(ended))
+        self._num_calls -= 1
+        if self._num_calls == 0:
+            self._idle.set()
+
+    def _make_sequence(self, request: decode_pb2.GenerateRequest, output_token_ids: list[int]) -> Sequence:
+        return Sequence(
+            request_id=RequestId(request.request_id),
+            transfer_id=TransferId(request.transfer_id),
+            prompt_token_ids=tuple(request.token_ids),
+            sampling=sampling_from_pb(request.sampling),
+            root_hash=root_hash(request.fingerprint, request.tenant_salt),
+            arrived_s=time.monotonic(),
+            max_model_len=self._limits.max_model_len,
+            output_token_ids=output_token_ids,
+        )
+
+    def _check_commit(self, request: decode_pb2.GenerateRequest, transfer: Transfer) -> None:
+        """The transfer must be of this very prompt; held blocks were found by names that the caller computed."""
+        root = root_hash(request.fingerprint, request.tenant_salt)
+        size = self._limits.layout.block_size
+        held_tokens = request.token_ids[: transfer.num_held_blocks * size]
+        if transfer.num_prompt_tokens != len(request.token_ids):
+            raise BadRequest(
+                f"the transfer brought {transfer.num_prompt_tokens} prompt tokens, the request has "
+                f"{len(request.token_ids)}",
+                param="token_ids",
+            )
+        if block_hashes(root, held_tokens, size) != transfer.held_hashes:
+            raise BadRequest("the reservation's block hashes are not those of the request's tokens", param="token_ids")
+
+    def _refuse_when_draining(self) -> None:
+        if self._is_draining:
+            raise Draining("this decode worker is draining; use another")
+
+    def _check_identity(self, fingerprint: bytes) -> None:
+        if fingerprint != self._limits.fingerprint:
+            raise FingerprintMismatch(
+                f"the request is for model {fingerprint.hex()}, this worker serves {self._limits.fingerprint.hex()}"
+            )
+
+    def _check_prompt_length(self, num_tokens: int) -> None:
+        if not 0 < num_tokens < self._limits.max_model_len:
+            raise BadRequest(
+                f"the prompt has {num_tokens} tokens; allowed: 1 to {self._limits.max_model_len - 1}", param="prompt"
+            )
+
+    def _check_tokens(self, request: decode_pb2.GenerateRequest) -> None:
+        self._check_prompt_length(len(request.token_ids) + len(request.output_token_ids))
+        largest = max([*request.token_ids, *request.output_token_ids, *request.sampling.logit_bias])
+        if largest >= self._limits.vocab_size:
+            raise BadRequest(
+                f"token id {largest} is outside the vocabulary of {self._limits.vocab_size}", param="prompt"
+            )
+        if request.transfer_id in self._active:
+            raise BadRequest(f"transfer {request.transfer_id.hex()} is running already", param="transfer_id")

@@ -1,0 +1,70 @@
+"""The prefill role's parts, put together for `common.worker`."""
+
+import asyncio
+from collections.abc import Collection
+from typing import Any
+
+from common.ids import BlockHash
+from common.kv.block_pool import BlockPool, IndexChanges
+from common.pb import prefill_pb2_grpc, worker_pb2
+from common.worker import WorkerParts
+from prefill_svc.config import PrefillSettings
+from prefill_svc.engine import PrefillEngine
+from prefill_svc.scheduler import PrefillScheduler
+from prefill_svc.servicer import PrefillLimits, PrefillServicer
+
+
+class PrefillService:
+    service_name = "twostroke.v1.Prefill"
+
+    def __init__(self, settings: PrefillSettings, parts: WorkerParts) -> None:
+        model = parts.model
+        scheduler = PrefillScheduler(
+            BlockPool(model.num_blocks), model.layout.block_size, settings.max_num_batched_tokens, settings.max_waiting
+        )
+        self._engine = PrefillEngine(model.runner, scheduler)
+        self._servicer = PrefillServicer(
+            self._engine,
+            parts.wake_engine,
+            model.runner.cache,
+            PrefillLimits(model.fingerprint, model.config.vocab_size, model.max_model_len),
+            parts.telemetry,
+        )
+
+    def step(self) -> bool:
+        return self._engine.step()
+
+    def add_to_server(self, server: Any) -> None:
+        prefill_pb2_grpc.add_PrefillServicer_to_server(self._servicer, server)
+
+    def status(self) -> worker_pb2.WorkerStatus:
+        load = self._engine.load()
+        totals = self._engine.totals
+        return worker_pb2.WorkerStatus(
+            is_draining=self._servicer.is_draining,
+            free_blocks=load.free_blocks,
+            cached_blocks=load.cached_blocks,
+            num_running=load.num_running,
+            num_waiting=load.num_waiting,
+            queued_tokens=load.queued_tokens,
+            computed_prompt_tokens=totals.computed_prompt_tokens,
+            cached_prompt_tokens=totals.cached_prompt_tokens,
+            output_tokens=totals.output_tokens,
+            num_steps=totals.num_steps,
+            kv_bytes_moved=self._servicer.kv_bytes_pushed,
+        )
+
+    async def release(self, transfer_id: bytes, generation: int) -> int:
+        return await self._servicer.release(transfer_id, generation)
+
+    async def drain(self) -> None:
+        await self._servicer.drain()
+
+    async def run_background(self) -> None:
+        await asyncio.get_running_loop().create_future()
+
+    def take_index_changes(self) -> IndexChanges:
+        return self._engine.take_index_changes()
+
+    def held_hashes(self) -> Collection[BlockHash]:
+        return self._engine.held_hashes()

@@ -1,0 +1,159 @@
+"""The Prefill service's edge: checks a request, runs it as a job, gives everything back at its end."""
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+
+from common.errors import BadRequest, Draining, FingerprintMismatch
+from common.ids import RequestId, TransferId
+from common.kv.block_hash import block_hashes, root_hash
+from common.kv.cache import KVCache
+from common.pb import prefill_pb2, prefill_pb2_grpc
+from common.rpc.convert import sampling_from_pb
+from common.telemetry.context import current_context
+from common.telemetry.setup import Telemetry
+from prefill_svc.channels import ChannelPool
+from prefill_svc.engine import PrefillEngine
+from prefill_svc.hand_off import HandOff, QueueListener
+from prefill_svc.job import PrefillJob
+from prefill_svc.kv_sender import KVSender
+
+log = logging.getLogger("twostroke.prefill")
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillLimits:
+    fingerprint: bytes
+    vocab_size: int
+    max_model_len: int
+
+
+@dataclass(slots=True)
+class _ActiveJob:
+    generation: int
+    hand_off: HandOff
+    freed: asyncio.Future[int]
+
+
+class PrefillServicer(prefill_pb2_grpc.PrefillServicer):
+    def __init__(
+        self,
+        engine: PrefillEngine,
+        wake_engine: Callable[[], None],
+        cache: KVCache,
+        limits: PrefillLimits,
+        telemetry: Telemetry,
+    ) -> None:
+        self._engine = engine
+        self._wake_engine = wake_engine
+        self._cache = cache
+        self._limits = limits
+        self._telemetry = telemetry
+        self._channels = ChannelPool()
+        self._active: dict[TransferId, _ActiveJob] = {}
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._is_draining = False
+        self.kv_bytes_pushed = 0
+
+    @property
+    def is_draining(self) -> bool:
+        return self._is_draining
+
+    async def Run(
+        self, request: prefill_pb2.PrefillRequest, context: object
+    ) -> AsyncIterator[prefill_pb2.PrefillEvent]:
+        if self._is_draining:
+            raise Draining("this prefill worker is draining; use another")
+        job = self._make_job(request)
+        listener = QueueListener(asyncio.get_running_loop())
+        self._engine.submit(job, listener)
+        hand_off = HandOff(job, listener.events, self._make_sender(request), self._telemetry, current_context())
+        active = self._enter(job, request.generation, hand_off)
+        self._wake_engine()
+        events = hand_off.run()
+        try:
+            async for event in events:
+                yield event
+        finally:
+            await events.aclose()
+            await self._leave(job, active)
+
+    async def release(self, transfer_id: bytes, generation: int) -> int:
+        """Ends the transfer's job, if it is of this generation or an older one; returns how many blocks became free."""
+        active = self._active.get(TransferId(transfer_id))
+        if active is None or active.generation > generation:
+            return 0
+        active.hand_off.cancel()
+        return await asyncio.shield(active.freed)
+
+    async def drain(self) -> None:
+        """Takes no new job; returns when the last one has been handed off."""
+        self._is_draining = True
+        await self._idle.wait()
+        await self._channels.close()
+
+    def _make_job(self, request: prefill_pb2.PrefillRequest) -> PrefillJob:
+        self._check(request)
+        token_ids = tuple(request.token_ids)
+        root = root_hash(request.fingerprint, request.tenant_salt)
+        return PrefillJob(
+            request_id=RequestId(request.request_id),
+            transfer_id=TransferId(request.transfer_id),
+            token_ids=token_ids,
+            sampling=sampling_from_pb(request.sampling),
+            block_hashes=block_hashes(root, token_ids, self._cache.layout.block_size),
+            arrived_s=time.monotonic(),
+        )
+
+    def _check(self, request: prefill_pb2.PrefillRequest) -> None:
+        limits = self._limits
+        if request.fingerprint != limits.fingerprint:
+            raise FingerprintMismatch(
+                f"the request is for model {request.fingerprint.hex()}, this worker serves {limits.fingerprint.hex()}"
+            )
+        if not 0 < len(request.token_ids) < limits.max_model_len:
+            raise BadRequest(
+                f"the prompt has {len(request.token_ids)} tokens; allowed: 1 to {limits.max_model_len - 1}",
+                param="prompt",
+            )
+        if max(request.token_ids) >= limits.vocab_size:
+            raise BadRequest(
+                f"token id {max(request.token_ids)} is outside the vocabulary of {limits.vocab_size}", param="prompt"
+            )
+        if request.transfer_id in self._active:
+            raise BadRequest(f"transfer {request.transfer_id.hex()} is running already", param="transfer_id")
+
+    def _make_sender(self, request: prefill_pb2.PrefillRequest) -> KVSender | None:
+        if not request.decode_address:
+            return None
+        return KVSender(
+            channel=self._channels.get(request.decode_address),
+            peer=f"decode worker {request.decode_address}",
+            cache=self._cache,
+            ticket=request.ticket,
+            first_block=request.num_held_blocks,
+            on_frame=self._count_bytes,
+        )
+
+    def _count_bytes(self, num_bytes: int) -> None:
+        self.kv_bytes_pushed += num_bytes
+
+    def _enter(self, job: PrefillJob, generation: int, hand_off: HandOff) -> _ActiveJob:
+        active = _ActiveJob(generation, hand_off, asyncio.get_running_loop().create_future())
+        self._active[job.transfer_id] = active
+        self._idle.clear()
+        return active
+
+    async def _leave(self, job: PrefillJob, active: _ActiveJob) -> None:
+        ended = self._engine.end(job)
+        # Shielded: the blocks go back also when the call is being cancelled.
+        num_freed = await asyncio.shield(asyncio.wrap_future(ended))
+        if not active.freed.done():
+            active.freed.set_result(num_freed)
+        del self._active[job.transfer_id]
+        await self._channels.trim()
+        if not self._active:
+            self._idle.set()
