@@ -6,7 +6,8 @@ of its blocks to a sequence; `committed` tells whoever waits for it (the Generat
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from common.errors import CorruptFrame, LeaseExpired, TransferError, TwostrokeError, UnknownTransfer
@@ -18,6 +19,12 @@ from common.pb import decode_pb2
 from decode_svc.engine import DecodeEngine
 from decode_svc.ticket import TicketAuthority, TicketClaims
 from decode_svc.transfer import Transfer, TransferState, TransferTable
+
+
+@dataclass(frozen=True, slots=True)
+class AttachedTransfer:
+    transfer: Transfer
+    committed: "asyncio.Future[decode_pb2.Commit]"  # raises what ended the transfer otherwise
 
 
 @dataclass(slots=True)
@@ -92,13 +99,18 @@ class KVReceiver:
             if opened is not None and opened.transfer.state is not TransferState.COMMITTED:
                 self._fail(opened, TransferError("the sender ended the transfer before its commit"))
 
-    async def await_commit(self, ticket: bytes) -> tuple[Transfer, decode_pb2.Commit]:
-        """The transfer of `ticket`, once it is committed. Raises what ended it otherwise. At most one caller each."""
+    @contextmanager
+    def attach(self, ticket: bytes) -> Iterator[AttachedTransfer]:
+        """The transfer of `ticket`, for the one call that waits for it. What the call did not take over by its end
+        is given back. Raises UnknownTransfer or StaleGeneration."""
         opened = self._find(ticket)
         if opened.is_attached:
             raise UnknownTransfer("another Generate call waits for this transfer")
         opened.is_attached = True
-        return opened.transfer, await asyncio.shield(opened.committed)
+        try:
+            yield AttachedTransfer(opened.transfer, opened.committed)
+        finally:
+            self._fail(opened, TransferError("the call that waited for this transfer went away"))
 
     def hand_over(self, transfer: Transfer) -> BlockTable:
         """The blocks of a committed transfer, for a sequence that takes them. Raises UnknownTransfer when it was

@@ -11,7 +11,8 @@ from common.ids import BlockHash, RequestId, TransferId
 from common.kv.block_hash import block_hashes, root_hash
 from common.kv.layout import KVLayout
 from common.pb import decode_pb2, decode_pb2_grpc
-from common.rpc.convert import layout_from_pb, sampling_from_pb, token_from_pb
+from common.rpc.cleanup import Cleanups
+from common.rpc.convert import layout_from_pb, sampling_from_pb
 from common.telemetry.context import current_context
 from common.telemetry.setup import Telemetry
 from decode_svc.engine import DecodeEngine
@@ -51,6 +52,7 @@ class DecodeServicer(decode_pb2_grpc.DecodeServicer):
         self._limits = limits
         self._telemetry = telemetry
         self._active: dict[TransferId, _ActiveSequence] = {}
+        self._cleanups = Cleanups()
         self._num_calls = 0
         self._idle = asyncio.Event()
         self._idle.set()
@@ -102,7 +104,7 @@ class DecodeServicer(decode_pb2_grpc.DecodeServicer):
                 async for event in events:
                     yield event
         finally:
-            await self._leave(request, sequence)
+            await self._cleanups.run(self._leave(sequence))
 
     async def release(self, transfer_id: bytes, generation: int) -> int:
         """Ends the transfer or its sequence, whichever stage it is in; returns how many blocks became free."""
@@ -123,30 +125,32 @@ class DecodeServicer(decode_pb2_grpc.DecodeServicer):
         return self._num_calls, self._receiver.num_open
 
     async def _begin(self, request: decode_pb2.GenerateRequest, listener: QueueListener) -> Sequence:
-        if not request.ticket:
+        if request.ticket:
+            sequence = await self._begin_received(request, listener)
+        else:
             sequence = self._make_sequence(request, list(request.output_token_ids))
             self._engine.submit(sequence, listener)
-        else:
-            transfer, commit = await self._receiver.await_commit(request.ticket)
-            sequence = self._make_sequence(request, [])
-            self._check_commit(request, transfer)
-            finish_reason = sequence.append(token_from_pb(commit.first_token).token_id)
-            if finish_reason is not None:
-                raise BadRequest("the first token ended the request; there is nothing to decode", param="ticket")
-            with self._engine.lock:
-                table = self._receiver.hand_over(transfer)
-                self._engine.submit_received(sequence, table, listener)
         self._active[sequence.transfer_id] = _ActiveSequence(sequence, listener, request.generation)
         return sequence
 
-    async def _leave(self, request: decode_pb2.GenerateRequest, sequence: Sequence | None) -> None:
-        if sequence is None and request.ticket:
-            self._receiver.release(TransferId(request.transfer_id), request.generation)
+    async def _begin_received(self, request: decode_pb2.GenerateRequest, listener: QueueListener) -> Sequence:
+        """Waits for the commit; the transfer's blocks become the sequence's."""
+        with self._receiver.attach(request.ticket) as attached:
+            commit = await attached.committed
+            sequence = self._make_sequence(request, [])
+            self._check_commit(request, attached.transfer)
+            if sequence.append(commit.first_token.token_id) is not None:
+                raise BadRequest("the first token ended the request; there is nothing to decode", param="ticket")
+            with self._engine.lock:
+                table = self._receiver.hand_over(attached.transfer)
+                self._engine.submit_received(sequence, table, listener)
+        return sequence
+
+    async def _leave(self, sequence: Sequence | None) -> None:
         if sequence is not None:
             ended = self._engine.end(sequence)
             self._active.pop(sequence.transfer_id, None)
-            # Shielded: the blocks go back also when the call is being cancelled.
-            await asyncio.shield(asyncio.wrap_future(ended))
+            await asyncio.wrap_future(ended)
         self._num_calls -= 1
         if self._num_calls == 0:
             self._idle.set()

@@ -85,9 +85,14 @@ class KVSender:
 
     async def close(self) -> None:
         """Ends the call, if it is still open, and returns when nothing of it runs any more. Idempotent."""
-        if self._call is not None:
-            self._call.cancel()
-            await asyncio.gather(self._call, return_exceptions=True)
+        if self._call is None:
+            return
+        self._call.cancel()
+        # gRPC's own task reads the frames; without a last one it would wait for ever.
+        while not self._frames.empty():
+            self._frames.get_nowait()
+        self._frames.put_nowait(None)
+        await asyncio.gather(self._call, return_exceptions=True)
 
     async def _send(self, frame: decode_pb2.PushFrame) -> None:
         if self._call is None:

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from dataclasses import dataclass
 
 from common.errors import BadRequest, Draining, FingerprintMismatch
@@ -11,6 +11,7 @@ from common.ids import RequestId, TransferId
 from common.kv.block_hash import block_hashes, root_hash
 from common.kv.cache import KVCache
 from common.pb import prefill_pb2, prefill_pb2_grpc
+from common.rpc.cleanup import Cleanups
 from common.rpc.convert import sampling_from_pb
 from common.telemetry.context import current_context
 from common.telemetry.setup import Telemetry
@@ -52,6 +53,7 @@ class PrefillServicer(prefill_pb2_grpc.PrefillServicer):
         self._limits = limits
         self._telemetry = telemetry
         self._channels = ChannelPool()
+        self._cleanups = Cleanups()
         self._active: dict[TransferId, _ActiveJob] = {}
         self._idle = asyncio.Event()
         self._idle.set()
@@ -61,6 +63,10 @@ class PrefillServicer(prefill_pb2_grpc.PrefillServicer):
     @property
     def is_draining(self) -> bool:
         return self._is_draining
+
+    @property
+    def num_active(self) -> int:
+        return len(self._active)
 
     async def Run(
         self, request: prefill_pb2.PrefillRequest, context: object
@@ -78,8 +84,7 @@ class PrefillServicer(prefill_pb2_grpc.PrefillServicer):
             async for event in events:
                 yield event
         finally:
-            await events.aclose()
-            await self._leave(job, active)
+            await self._cleanups.run(self._leave(job, active, events))
 
     async def release(self, transfer_id: bytes, generation: int) -> int:
         """Ends the transfer's job, if it is of this generation or an older one; returns how many blocks became free."""
@@ -93,6 +98,9 @@ class PrefillServicer(prefill_pb2_grpc.PrefillServicer):
         """Takes no new job; returns when the last one has been handed off."""
         self._is_draining = True
         await self._idle.wait()
+
+    async def close(self) -> None:
+        """Closes the channels to decode workers."""
         await self._channels.close()
 
     def _make_job(self, request: prefill_pb2.PrefillRequest) -> PrefillJob:
@@ -119,10 +127,9 @@ class PrefillServicer(prefill_pb2_grpc.PrefillServicer):
                 f"the prompt has {len(request.token_ids)} tokens; allowed: 1 to {limits.max_model_len - 1}",
                 param="prompt",
             )
-        if max(request.token_ids) >= limits.vocab_size:
-            raise BadRequest(
-                f"token id {max(request.token_ids)} is outside the vocabulary of {limits.vocab_size}", param="prompt"
-            )
+        largest = max([*request.token_ids, *request.sampling.logit_bias])
+        if largest >= limits.vocab_size:
+            raise BadRequest(f"token id {largest} is outside the vocabulary of {limits.vocab_size}", param="prompt")
         if request.transfer_id in self._active:
             raise BadRequest(f"transfer {request.transfer_id.hex()} is running already", param="transfer_id")
 
@@ -147,10 +154,11 @@ class PrefillServicer(prefill_pb2_grpc.PrefillServicer):
         self._idle.clear()
         return active
 
-    async def _leave(self, job: PrefillJob, active: _ActiveJob) -> None:
-        ended = self._engine.end(job)
-        # Shielded: the blocks go back also when the call is being cancelled.
-        num_freed = await asyncio.shield(asyncio.wrap_future(ended))
+    async def _leave(
+        self, job: PrefillJob, active: _ActiveJob, events: AsyncGenerator[prefill_pb2.PrefillEvent, None]
+    ) -> None:
+        await events.aclose()  # from here on nobody reads the job's blocks
+        num_freed = await asyncio.wrap_future(self._engine.end(job))
         if not active.freed.done():
             active.freed.set_result(num_freed)
         del self._active[job.transfer_id]

@@ -1,6 +1,6 @@
-"""A ModelRunner without a model: its "KV" is the token ids themselves, its next token a function of all it reads.
+"""A ModelRunner without a model: its KV is the token ids themselves, its next token a function of all it reads.
 
-It reads the context through the block tables, as attention does, so a wrong table, a stale block, a missing position or
+The ids lie in a real KVCache, so that blocks can really be shipped. It reads the context through the block tables, as attention does, so a wrong table, a stale block, a missing position or
 a block that was freed too early changes the output. `expected_tokens` is the same function of the text alone.
 """
 
@@ -10,10 +10,13 @@ from struct import pack
 
 import torch
 
+from common.kv.cache import KVCache
+from common.kv.layout import KVFormat, KVLayout
 from common.model.batch import ScheduledTokens
 from common.model.runner import RunResult
 
-EMPTY = -1
+LAYER = 0
+HEAD = 0
 
 
 def next_token(context: Sequence[int], vocab_size: int, memory: int | None = None) -> int:
@@ -39,15 +42,21 @@ def expected_tokens(
     return text[len(prompt) :]
 
 
+def fake_layout(block_size: int) -> KVLayout:
+    """One fp32 number a position: the token id plus one, so that an unwritten slot is no token."""
+    return KVLayout(KVFormat.FP32, block_size, num_layers=1, num_kv_heads=1, head_dim=1)
+
+
 class FakeRunner:
     def __init__(self, num_blocks: int, block_size: int, vocab_size: int, memory: int | None = None) -> None:
+        self.cache = KVCache(fake_layout(block_size), num_blocks, torch.device("cpu"))
         self.vocab_size = vocab_size
         self.poisoned_token: int | None = None  # an entry that computes it fails, as one with NaN would
         self.num_runs = 0
         self.num_tokens = 0
         self._block_size = block_size
         self._memory = memory
-        self._slots = [EMPTY] * (num_blocks * block_size)
+        self._slots = self.cache.layer(LAYER).k[:, HEAD, :, 0].numpy()
 
     def run(self, scheduled: Sequence[ScheduledTokens]) -> RunResult:
         assert scheduled
@@ -61,18 +70,20 @@ class FakeRunner:
         return RunResult(logits, tuple(self.poisoned_token in entry.token_ids for entry in scheduled))
 
     def _write(self, scheduled: Sequence[ScheduledTokens]) -> None:
-        written: set[int] = set()
+        written: set[tuple[int, int]] = set()
         for entry in scheduled:
             for offset, token_id in enumerate(entry.token_ids):
                 slot = self._slot(entry, entry.start + offset)
                 assert slot not in written, "two entries of one step write the same slot"
                 written.add(slot)
-                self._slots[slot] = token_id
+                self._slots[slot] = token_id + 1
 
     def _rows(self, entry: ScheduledTokens) -> list[int]:
         end = entry.start + len(entry.token_ids)
-        context = [self._slots[self._slot(entry, position)] for position in range(end)]
-        return [next_token(context[: n + 1], self.vocab_size, self._memory) for n in range(end - entry.num_logits, end)]
+        context = [int(self._slots[self._slot(entry, position)]) - 1 for position in range(end)]
+        return [
+            next_token(context[: n + 1], self.vocab_size, self._memory) for n in range(end - entry.num_logits, end)
+        ]
 
-    def _slot(self, entry: ScheduledTokens, position: int) -> int:
-        return entry.block_ids[position // self._block_size] * self._block_size + position % self._block_size
+    def _slot(self, entry: ScheduledTokens, position: int) -> tuple[int, int]:
+        return entry.block_ids[position // self._block_size], position % self._block_size

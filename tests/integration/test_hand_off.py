@@ -1,0 +1,277 @@
+"""The hand-off between a real prefill and a real decode service, over real gRPC, with blocks of a fake model."""
+
+import asyncio
+import random
+
+import grpc
+import pytest
+
+from common.errors import (
+    BadRequest,
+    CorruptFrame,
+    FingerprintMismatch,
+    LeaseExpired,
+    NoRoom,
+    StaleGeneration,
+    TransferError,
+    TwostrokeError,
+    UnknownTransfer,
+)
+from common.ids import TransferId, mint_transfer_id
+from common.kv.wire import make_frame
+from common.pb import decode_pb2
+from common.rpc.status import rpc_error_to_exception
+from common.sampling import SamplingParams
+from common.telemetry import names
+from tests.support.fake_runner import expected_tokens
+from tests.support.worker_pair import BLOCK_SIZE, LEASE_S, VOCAB, WorkerPair, worker_pair
+
+PROMPT = tuple(range(1, 19))
+GREEDY = SamplingParams(max_tokens=12, temperature=0.0)
+
+
+async def error_of(call: object) -> TwostrokeError:
+    """What a call that must fail fails with."""
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        if hasattr(call, "__aiter__"):
+            async for _ in call:
+                pass
+        else:
+            await call  # type: ignore[misc]
+    return rpc_error_to_exception(caught.value, "peer")
+
+
+@pytest.mark.parametrize("length", [1, 3, 4, 5, 8, 17, 40])
+async def test_the_answer_is_the_text_s_own(length: int) -> None:
+    prompt = tuple(range(1, length + 1))
+    async with worker_pair() as pair:
+        assert await pair.answer(prompt, GREEDY) == expected_tokens(prompt, 12, VOCAB)
+        assert pair.decode_engine.totals.computed_prompt_tokens == 0, "decode computed what it had received"
+
+
+async def test_many_at_once_and_again_with_warm_caches() -> None:
+    prompts = [(*PROMPT[: 2 * n + 1], n) for n in range(8)]
+    async with worker_pair() as pair:
+        for _ in range(2):
+            answers = await asyncio.gather(*(pair.answer(prompt, GREEDY) for prompt in prompts))
+            assert answers == [expected_tokens(prompt, 12, VOCAB) for prompt in prompts]
+
+
+async def test_blocks_that_decode_holds_are_not_sent() -> None:
+    async with worker_pair() as pair:
+        await pair.answer(PROMPT, GREEDY)
+        before = pair.receiver.kv_bytes_received
+        ticket = await pair.reserve(PROMPT, TransferId(bytes(16)))
+        assert ticket.num_held_blocks == len(PROMPT) // BLOCK_SIZE
+        pair.receiver.release(TransferId(bytes(16)), 1)
+        assert await pair.answer(PROMPT, GREEDY) == expected_tokens(PROMPT, 12, VOCAB)
+        assert pair.receiver.kv_bytes_received - before == pair.decode_runner.cache.layout.block_bytes
+
+
+async def test_a_first_token_that_ends_the_request_needs_no_decode() -> None:
+    async with worker_pair() as pair:
+        params = SamplingParams(max_tokens=1, temperature=0.0)
+        assert await pair.answer(PROMPT, params) == expected_tokens(PROMPT, 1, VOCAB)
+
+
+async def test_the_first_token_does_not_wait_for_the_transfer() -> None:
+    async with worker_pair() as pair:
+        transfer_id = mint_transfer_id()
+        ticket = await pair.reserve(PROMPT, transfer_id)
+        events = pair.run_prefill(PROMPT, GREEDY, transfer_id, ticket)
+        first = await events.read()
+        assert first.first_token.token.token_id == expected_tokens(PROMPT, 1, VOCAB)[0]
+        handed_off = await events.read()
+        assert handed_off.handed_off.num_blocks_pushed == 5
+        tokens = [t.token_id async for e in pair.generate(PROMPT, GREEDY, transfer_id, ticket) for t in e.tokens]
+        assert tokens == expected_tokens(PROMPT, 12, VOCAB)[1:]
+
+
+async def test_decode_alone_computes_the_prompt_and_goes_on_after_delivered_tokens() -> None:
+    expected = expected_tokens(PROMPT, 12, VOCAB)
+    async with worker_pair() as pair:
+        for delivered in (0, 5, 11):
+            call = pair.generate(PROMPT, GREEDY, mint_transfer_id(), None, delivered=expected[:delivered])
+            assert [t.token_id async for e in call for t in e.tokens] == expected[delivered:]
+
+
+async def test_a_decode_step_after_the_commit_computes_one_position() -> None:
+    async with worker_pair() as pair:
+        await pair.answer(PROMPT, SamplingParams(max_tokens=3, temperature=0.0, speculation=False))
+        assert pair.decode_runner.num_tokens == 2
+
+
+async def test_a_ticket_cannot_be_forged_or_used_twice() -> None:
+    async with worker_pair() as pair:
+        transfer_id = mint_transfer_id()
+        ticket = await pair.reserve(PROMPT, transfer_id)
+        forged = decode_pb2.Ticket(ticket=ticket.ticket[:-1] + bytes([ticket.ticket[-1] ^ 1]))
+        assert isinstance(await error_of(pair.generate(PROMPT, GREEDY, transfer_id, forged)), UnknownTransfer)
+        frame = decode_pb2.PushFrame(ticket=forged.ticket)
+        assert isinstance(await error_of(pair.decode.PushBlocks(iter_of([frame]))), UnknownTransfer)
+        assert isinstance(await error_of(pair.reserve(PROMPT, transfer_id)), StaleGeneration)
+        assert pair.receiver.release(transfer_id, 1) == 0, "no block was taken"
+
+
+async def test_an_older_generation_s_ticket_is_refused() -> None:
+    async with worker_pair() as pair:
+        transfer_id = mint_transfer_id()
+        old = await pair.reserve(PROMPT, transfer_id, generation=1)
+        new = await pair.reserve(PROMPT, transfer_id, generation=2)
+        frame = decode_pb2.PushFrame(ticket=old.ticket)
+        assert isinstance(await error_of(pair.decode.PushBlocks(iter_of([frame]))), StaleGeneration)
+        assert old.ticket != new.ticket
+        pair.receiver.release(transfer_id, 2)
+
+
+async def test_a_damaged_frame_ends_the_transfer_and_is_never_read() -> None:
+    async with worker_pair() as pair:
+        transfer_id = mint_transfer_id()
+        ticket = await pair.reserve(PROMPT, transfer_id)
+        decoding = pair.generate(PROMPT, GREEDY, transfer_id, ticket)
+        payload = bytes(pair.decode_runner.cache.layout.block_bytes)
+        frame = make_frame(0, 0, 1, payload)
+        frame.ticket = ticket.ticket
+        frame.crc32c ^= 1
+        assert isinstance(await error_of(pair.decode.PushBlocks(iter_of([frame]))), CorruptFrame)
+        assert isinstance(await error_of(decoding), TransferError)
+
+
+@pytest.mark.parametrize(
+    ("first_block", "num_blocks", "sequence_number"), [(1, 1, 0), (0, 6, 0), (0, 1, 1)], ids=["gap", "too many", "lost"]
+)
+async def test_frames_out_of_place_end_the_transfer(first_block: int, num_blocks: int, sequence_number: int) -> None:
+    async with worker_pair() as pair:
+        transfer_id = mint_transfer_id()
+        ticket = await pair.reserve(PROMPT, transfer_id)
+        payload = bytes(num_blocks * pair.decode_runner.cache.layout.block_bytes)
+        frame = make_frame(sequence_number, first_block, num_blocks, payload)
+        frame.ticket = ticket.ticket
+        assert isinstance(await error_of(pair.decode.PushBlocks(iter_of([frame]))), CorruptFrame)
+
+
+async def test_a_push_that_breaks_off_tells_the_waiting_stream_at_once() -> None:
+    async with worker_pair() as pair:
+        transfer_id = mint_transfer_id()
+        ticket = await pair.reserve(PROMPT, transfer_id)
+        decoding = pair.generate(PROMPT, GREEDY, transfer_id, ticket)
+        frame = make_frame(0, 0, 1, bytes(pair.decode_runner.cache.layout.block_bytes))
+        frame.ticket = ticket.ticket
+        assert [ack.committed async for ack in pair.decode.PushBlocks(iter_of([frame]))] == [False]
+        assert isinstance(await error_of(decoding), TransferError)
+
+
+async def test_a_full_decode_refuses_before_any_work() -> None:
+    async with worker_pair(decode_blocks=8) as pair:
+        first = mint_transfer_id()
+        await pair.reserve(PROMPT, first)
+        error = await error_of(pair.reserve(PROMPT, mint_transfer_id()))
+        assert isinstance(error, NoRoom)
+        assert error.retry_after_s == 1
+        assert isinstance(await error_of(pair.reserve(tuple(range(40)), mint_transfer_id())), BadRequest)
+        pair.receiver.release(first, 1)
+        await pair.answer(PROMPT, GREEDY)
+
+
+async def test_a_reservation_that_nobody_uses_expires_and_a_waiting_one_does_not() -> None:
+    async with worker_pair() as pair:
+        unused, waiting = mint_transfer_id(), mint_transfer_id()
+        ticket = await pair.reserve(PROMPT, unused)
+        waiting_ticket = await pair.reserve(PROMPT, waiting)
+        decoding = pair.generate(PROMPT, GREEDY, waiting, waiting_ticket)
+        first = pair.run_prefill(PROMPT, GREEDY, waiting, waiting_ticket)
+        await first.read()  # the queue before prefill may have been long
+        pair.receiver_clock.now_s += LEASE_S + 1
+        while pair.receiver.expire() == 0:
+            await asyncio.sleep(0)
+        assert isinstance(
+            await error_of(pair.generate(PROMPT, GREEDY, unused, ticket)), (UnknownTransfer, LeaseExpired)
+        )
+        assert [t.token_id async for e in decoding for t in e.tokens] == expected_tokens(PROMPT, 12, VOCAB)[1:]
+
+
+async def test_other_models_layouts_and_bad_tokens_are_refused_by_name() -> None:
+    async with worker_pair() as pair:
+        error = await error_of(pair.reserve(PROMPT, mint_transfer_id(), fingerprint=b"x" * 32))
+        assert isinstance(error, FingerprintMismatch)
+        assert (b"x" * 32).hex() in str(error)
+        assert (b"f" * 32).hex() in str(error)
+        for prompt in ((), (VOCAB,), tuple([1] * 200)):
+            assert isinstance(await error_of(pair.run_prefill(prompt, GREEDY, mint_transfer_id(), None)), BadRequest)
+            assert isinstance(await error_of(pair.generate(prompt, GREEDY, mint_transfer_id(), None)), BadRequest)
+        biased = SamplingParams(logit_bias={VOCAB: 1.0})
+        assert isinstance(await error_of(pair.run_prefill(PROMPT, biased, mint_transfer_id(), None)), BadRequest)
+
+
+async def test_release_ends_a_running_prefill_and_a_running_decode() -> None:
+    async with worker_pair(prefill_budget=1) as pair:
+        transfer_id = mint_transfer_id()
+        ticket = await pair.reserve(PROMPT, transfer_id)
+        running = pair.run_prefill(PROMPT, GREEDY, transfer_id, ticket)
+        decoding = pair.generate(PROMPT, GREEDY, transfer_id, ticket)
+        while not pair.prefill_servicer.num_active:
+            await asyncio.sleep(0)
+        await pair.prefill_servicer.release(transfer_id, 1)
+        assert await pair.prefill_servicer.release(transfer_id, 1) == 0
+        await pair.decode_servicer.release(transfer_id, 1)
+        await error_of(running)
+        await error_of(decoding)
+
+
+async def test_random_cancels_at_every_stage_end_at_baseline() -> None:
+    """The caller goes away after a random number of turns of the event loop."""
+    turns = random.Random(7)
+
+    async def one(pair: WorkerPair, number: int) -> None:
+        task = asyncio.create_task(pair.answer((*PROMPT, number % VOCAB), GREEDY))
+        for _ in range(turns.randrange(60)):
+            await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+    async with worker_pair() as pair:
+        for start in range(0, 200, 4):
+            await asyncio.gather(*(one(pair, start + i) for i in range(4)))
+        pair.receiver_clock.now_s += LEASE_S + 1
+        while pair.receiver.num_open:
+            pair.receiver.expire()
+            await asyncio.sleep(0)
+        await pair.check_baseline()
+        assert await pair.answer(PROMPT, GREEDY) == expected_tokens(PROMPT, 12, VOCAB)
+
+
+async def test_draining_finishes_what_runs_and_takes_nothing_new() -> None:
+    async with worker_pair() as pair:
+        transfer_id = mint_transfer_id()
+        ticket = await pair.reserve(PROMPT, transfer_id)
+        decoding = pair.generate(PROMPT, GREEDY, transfer_id, ticket)
+        running = pair.run_prefill(PROMPT, GREEDY, transfer_id, ticket)
+        await running.read()
+        drains = [asyncio.create_task(pair.prefill_servicer.drain()), asyncio.create_task(pair.decode_servicer.drain())]
+        tokens = [t.token_id async for e in decoding for t in e.tokens]
+        assert tokens == expected_tokens(PROMPT, 12, VOCAB)[1:]
+        await asyncio.gather(*drains)
+        refused = await error_of(pair.run_prefill(PROMPT, GREEDY, mint_transfer_id(), None))
+        assert refused.http_status == 503
+        assert (await error_of(pair.reserve(PROMPT, mint_transfer_id()))).http_status == 503
+
+
+async def test_spans_of_all_hops() -> None:
+    async with worker_pair() as pair:
+        await pair.answer(PROMPT, GREEDY)
+        found = [span.name for span in pair.spans.get_finished_spans()]
+        for name in (
+            names.SPAN_PREFILL_QUEUE,
+            names.SPAN_PREFILL_CHUNK,
+            names.SPAN_KV_PUSH,
+            names.SPAN_KV_COMMIT,
+            names.SPAN_DECODE_QUEUE,
+            names.SPAN_DECODE_STREAM,
+        ):
+            assert name in found
+        assert found.count(names.SPAN_PREFILL_CHUNK) == 3, "18 tokens, 8 a step"
+
+
+async def iter_of(frames: list[decode_pb2.PushFrame]):
+    for frame in frames:
+        yield frame

@@ -1,0 +1,143 @@
+"""The accounts of transfers: any order of reserve, frames, commit, hand-over, release returns to baseline."""
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, rule
+
+from common.errors import BadRequest, CorruptFrame, NoRoom, StaleGeneration, UnknownTransfer
+from common.ids import BlockHash, TransferId
+from common.kv.block_pool import BlockPool
+from common.kv.block_table import BlockTable
+from decode_svc.transfer import LEGAL_TRANSITIONS, Transfer, TransferState, TransferTable
+
+NUM_BLOCKS = 12
+BLOCK_SIZE = 4
+
+
+class TransferMachine(RuleBasedStateMachine):
+    transfers = Bundle("transfers")
+    tables = Bundle("tables")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pool = BlockPool(NUM_BLOCKS)
+        self.table = TransferTable(self.pool, BLOCK_SIZE)
+        self.owned: list[BlockTable] = []
+        self.count = 0
+
+    @rule(target=transfers, num_tokens=st.integers(1, 60), text=st.integers(0, 3))
+    def reserve(self, num_tokens: int, text: int) -> object:
+        self.count += 1
+        before = (self.pool.num_available, self.pool.num_in_use)
+        hashes = [BlockHash(bytes([text, index]) * 8) for index in range(num_tokens // BLOCK_SIZE)]
+        try:
+            transfer = self.table.reserve(TransferId(self.count.to_bytes(16, "big")), 1, num_tokens, hashes, 0.0)
+        except (NoRoom, BadRequest):
+            assert before == (self.pool.num_available, self.pool.num_in_use), "a refusal changed the accounts"
+            return multiple()
+        assert self.pool.num_available >= 1, "there is no block to grow into"
+        assert transfer.num_held_blocks == len(self.pool.lookup(hashes))
+        return transfer
+
+    @rule(transfer=transfers)
+    def reserve_again(self, transfer: Transfer) -> None:
+        if transfer.state is TransferState.ENDED:
+            return
+        try:
+            self.table.reserve(transfer.transfer_id, 1, 1, [], 0.0)
+        except StaleGeneration:
+            return
+        raise AssertionError("one transfer was reserved twice")
+
+    @rule(transfer=transfers, count=st.integers(0, 5), skip=st.integers(0, 1))
+    def frame(self, transfer: Transfer, count: int, skip: int) -> None:
+        if transfer.state not in (TransferState.RESERVED, TransferState.RECEIVING):
+            return
+        is_next = skip == 0 and 0 < count <= transfer.num_missing_blocks
+        before = len(transfer.block_ids)
+        try:
+            taken = self.table.take_blocks(transfer, before + skip, count, 1.0)
+        except CorruptFrame:
+            assert not is_next
+            assert len(transfer.block_ids) == before
+            return
+        assert is_next
+        assert len(set(taken)) == count
+
+    @rule(transfer=transfers, num_blocks=st.integers(-1, 1))
+    def commit(self, transfer: Transfer, num_blocks: int) -> None:
+        if transfer.state not in (TransferState.RESERVED, TransferState.RECEIVING):
+            return
+        is_whole = num_blocks == 0 and transfer.num_missing_blocks == 0
+        try:
+            self.table.commit(transfer, transfer.num_blocks + num_blocks, transfer.num_prompt_tokens)
+        except CorruptFrame:
+            assert not is_whole
+            return
+        assert is_whole
+
+    @rule(target=tables, transfer=transfers, text=st.integers(0, 3))
+    def hand_over(self, transfer: Transfer, text: int) -> object:
+        if transfer.state is not TransferState.COMMITTED:
+            return multiple()
+        table = self.table.hand_over(transfer)
+        assert len(table.block_ids) == transfer.num_blocks
+        for index in range(table.num_hashed, transfer.num_prompt_tokens // BLOCK_SIZE):
+            self.pool.register(table.block_ids[index], BlockHash(bytes([text, index]) * 8))
+        self.owned.append(table)
+        return table
+
+    @rule(table=consumes(tables))
+    def sequence_ends(self, table: BlockTable) -> None:
+        self.owned.remove(table)
+        self.pool.free(table.block_ids)
+
+    @rule(transfer=transfers)
+    def release(self, transfer: Transfer) -> None:
+        was_open = transfer.state is not TransferState.ENDED
+        self.table.release(transfer)
+        assert self.table.release(transfer) == 0, "released twice"
+        if was_open:
+            try:
+                self.table.find(transfer.transfer_id, 1)
+            except UnknownTransfer:
+                return
+            raise AssertionError("a released transfer is still on record")
+
+    @invariant()
+    def accounts_add_up(self) -> None:
+        self.pool.check_integrity()
+        is_open = self.table.open_transfers()
+        assert self.pool.num_reserved == sum(t.num_missing_blocks for t in is_open if t.state is not TransferState.ENDED)
+        held = {b for t in is_open for b in t.block_ids} | {b for table in self.owned for b in table.block_ids}
+        assert self.pool.num_in_use == len(held)
+
+    def teardown(self) -> None:
+        for transfer in self.table.open_transfers():
+            self.table.release(transfer)
+        for table in self.owned:
+            self.pool.free(table.block_ids)
+        assert self.pool.num_in_use == 0
+        assert self.pool.num_reserved == 0
+
+
+TestTransferTable = TransferMachine.TestCase
+TestTransferTable.settings = settings(max_examples=100, stateful_step_count=30, deadline=None)
+
+
+def test_a_late_frame_of_an_old_generation_is_refused() -> None:
+    table = TransferTable(BlockPool(NUM_BLOCKS), BLOCK_SIZE)
+    transfer_id = TransferId(bytes(16))
+    table.release(table.reserve(transfer_id, 1, 8, [], 0.0))
+    table.reserve(transfer_id, 2, 8, [], 0.0)
+    try:
+        table.find(transfer_id, 1)
+    except StaleGeneration as error:
+        assert "generation 1 came, 2 is current" in str(error)
+    else:
+        raise AssertionError("an old generation was found")
+
+
+def test_every_state_has_its_transitions_and_the_last_has_none() -> None:
+    assert set(LEGAL_TRANSITIONS) == set(TransferState)
+    assert LEGAL_TRANSITIONS[TransferState.ENDED] == frozenset()
