@@ -1,7 +1,8 @@
 """A ModelRunner without a model: its KV is the token ids themselves, its next token a function of all it reads.
 
-The ids lie in a real KVCache, so that blocks can really be shipped. It reads the context through the block tables, as attention does, so a wrong table, a stale block, a missing position or
-a block that was freed too early changes the output. `expected_tokens` is the same function of the text alone.
+The ids lie in a real KVCache, so that blocks can really be shipped. It reads the context through the block tables, as
+attention does, so a wrong table, a stale block, a missing position or a block that was freed too early changes the
+output. `expected_tokens` is the same function of the text alone.
 """
 
 from collections.abc import Sequence
