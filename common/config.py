@@ -7,12 +7,13 @@ variable with the service's prefix is refused.
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from enum import StrEnum
 from pathlib import Path
 from typing import ClassVar, Self, TypeVar
 
 from pydantic import ValidationError
-from pydantic_settings import BaseSettings, CliSettingsSource, SettingsConfigDict
+from pydantic_settings import BaseSettings, CliSettingsSource, SettingsConfigDict, SettingsError
 
 from common.errors import ConfigError
 
@@ -34,6 +35,8 @@ class Settings(BaseSettings):
             return cls(_cli_settings_source=source(args=list(argv)))  # type: ignore[call-arg]
         except ValidationError as error:
             raise ConfigError(_explain(error)) from None
+        except SettingsError as error:  # a variable that holds a list and is no JSON
+            raise ConfigError(f"{error}: {error.__cause__}") from None
 
     @classmethod
     def _refuse_unknown_variables(cls, environ: "os._Environ[str]") -> None:
@@ -72,6 +75,35 @@ def state_dir() -> Path:
     if explicit:
         return Path(explicit)
     return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "twostroke"
+
+
+class TraceDestination(StrEnum):
+    OFF = "off"
+    LOCAL_FILE = "local file"
+    OTLP_GRPC = "grpc"
+    OTLP_HTTP = "http/protobuf"
+
+
+def trace_destination(environ: Mapping[str, str] | None = None) -> TraceDestination:
+    """Where spans go, by OpenTelemetry's own variables; a local file where they ask for nothing.
+
+    What else those variables say (endpoints, headers, sampling, batching) is read by the SDK itself. Raises
+    ConfigError for an exporter or a protocol that is not there.
+    """
+    variables = {key: value.strip() for key, value in (os.environ if environ is None else environ).items()}
+    exporter = variables.get("OTEL_TRACES_EXPORTER", "").lower()
+    if exporter not in ("", "otlp", "none"):
+        raise ConfigError(f"OTEL_TRACES_EXPORTER is {exporter!r}; it may be otlp or none")
+    if variables.get("OTEL_SDK_DISABLED", "").lower() == "true" or exporter == "none":
+        return TraceDestination.OFF
+    endpoints = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
+    if not exporter and not any(variables.get(name) for name in endpoints):
+        return TraceDestination.LOCAL_FILE
+    protocol = variables.get("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL") or variables.get("OTEL_EXPORTER_OTLP_PROTOCOL")
+    supported = (TraceDestination.OTLP_GRPC, TraceDestination.OTLP_HTTP)
+    if protocol and protocol not in supported:
+        raise ConfigError(f"OTEL_EXPORTER_OTLP_PROTOCOL is {protocol!r}; it may be {' or '.join(supported)}")
+    return TraceDestination(protocol) if protocol else TraceDestination.OTLP_GRPC
 
 
 def _explain(error: ValidationError) -> str:

@@ -80,8 +80,8 @@ async def run_worker(
     try:
         await worker.serve(server)
     finally:
+        worker.engine_thread.stop()
         telemetry.shutdown()
-    worker.engine_thread.stop()
 
 
 class _Worker:

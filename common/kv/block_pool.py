@@ -1,7 +1,8 @@
 """Accounts of a worker's blocks: free, cached, in use; reference counts; prefix reuse. Pure Python, single owner.
 
 A block is in use (references > 0), or free. A free block that still has a name is *cached*: it can be found by its
-hash and touched again until it is evicted. Free blocks are taken in least-recently-freed order.
+hash and touched again until it is evicted. Free blocks without a name are taken first, then cached ones, the least
+recently freed first.
 
 Reservations are promises against the free count: `num_available = free - reserved`.
 """
@@ -35,7 +36,9 @@ class BlockPool:
         self._block_of: dict[BlockHash, BlockId] = {}
         self._num_cached = 0
         self._num_reserved = 0
-        self._changes = IndexChanges()
+        # Since the last `take_changes`: together never more than two pools' worth, even where nobody ever takes them.
+        self._stored: dict[BlockHash, None] = {}  # held now, and not at the last call
+        self._removed: dict[BlockHash, None] = {}  # held at the last call, and not now
 
     @property
     def num_free(self) -> int:
@@ -87,7 +90,7 @@ class BlockPool:
             self._references[block_id] += 1
 
     def allocate(self, count: int, *, from_reserved: int = 0) -> list[BlockId]:
-        """`count` blocks with one reference each, evicting the least recently freed cached ones.
+        """`count` blocks with one reference each; cached ones are evicted when no others are left.
 
         `from_reserved` of them redeem promises. Raises NoRoom, changing nothing, when the rest do not fit.
         """
@@ -113,7 +116,10 @@ class BlockPool:
             assert self._references[block_id] >= 0, f"block {block_id} was freed more often than it was taken"
             if self._references[block_id] == 0:
                 self._free[block_id] = None
-                self._num_cached += block_id in self._hash_of
+                if block_id in self._hash_of:
+                    self._num_cached += 1
+                else:
+                    self._free.move_to_end(block_id, last=False)  # nothing is lost when it is taken
                 num_freed += 1
         return num_freed
 
@@ -124,7 +130,10 @@ class BlockPool:
             return
         self._block_of[name] = block_id
         self._hash_of[block_id] = name
-        self._changes.stored.append(name)
+        if name in self._removed:
+            del self._removed[name]
+        else:
+            self._stored[name] = None
 
     def reserve(self, count: int) -> None:
         """Promises `count` blocks. Raises NoRoom, changing nothing, when they are not there."""
@@ -146,11 +155,10 @@ class BlockPool:
         return list(self._block_of)
 
     def take_changes(self) -> IndexChanges:
-        """Changes since the last call. A name that came and went between is in neither list's effect: removals are
-        applied before additions, and only names held now are reported as stored."""
-        changes, self._changes = self._changes, IndexChanges()
-        changes.stored = [name for name in dict.fromkeys(changes.stored) if name in self._block_of]
-        changes.removed = [name for name in dict.fromkeys(changes.removed) if name not in self._block_of]
+        """The difference to what was held at the last call: a name that came and went between is in neither list."""
+        changes = IndexChanges(list(self._stored), list(self._removed))
+        self._stored.clear()
+        self._removed.clear()
         return changes
 
     def check_integrity(self) -> None:
@@ -164,10 +172,16 @@ class BlockPool:
             assert self._block_of[name] == block_id, f"block {block_id} and its name disagree"
         num_cached = sum(1 for block_id in self._free if block_id in self._hash_of)
         assert num_cached == self._num_cached, f"{num_cached} blocks are cached, {self._num_cached} on record"
+        assert all(name in self._block_of for name in self._stored), "a name is reported as stored and is not held"
+        assert not any(name in self._block_of for name in self._removed), "a name is reported as removed and is held"
         assert 0 <= self._num_reserved <= len(self._free), f"{self._num_reserved} promised, {len(self._free)} free"
 
     def _forget(self, block_id: BlockId) -> None:
         name = self._hash_of.pop(block_id, None)
-        if name is not None:
-            del self._block_of[name]
-            self._changes.removed.append(name)
+        if name is None:
+            return
+        del self._block_of[name]
+        if name in self._stored:
+            del self._stored[name]
+        else:
+            self._removed[name] = None

@@ -27,9 +27,9 @@ class KVCache:
         """The blocks' bytes, one after the other; positions past `num_valid_tokens` (counted from the first of these
         blocks) are zeroed in the copy, so that nothing of an earlier owner leaves the worker."""
         copy = self._bytes[list(block_ids)].cpu()
-        valid_in_last = num_valid_tokens - (len(block_ids) - 1) * self.layout.block_size
-        if valid_in_last < self.layout.block_size:
-            self._zero_tail(copy[-1:], valid_in_last)
+        block_size = self.layout.block_size
+        for index in range(num_valid_tokens // block_size, len(block_ids)):
+            self._zero_tail(copy[index : index + 1], max(num_valid_tokens - index * block_size, 0))
         return copy.numpy().tobytes()
 
     def write_blocks(self, block_ids: Sequence[int], payload: bytes | memoryview) -> None:

@@ -23,6 +23,8 @@ ATTR_RESPONSE_ID = "gen_ai.response.id"
 ATTR_INPUT_TOKENS = "gen_ai.usage.input_tokens"
 ATTR_OUTPUT_TOKENS = "gen_ai.usage.output_tokens"
 ATTR_FINISH_REASONS = "gen_ai.response.finish_reasons"
+ATTR_HTTP_STATUS = "http.response.status_code"
+ATTR_ERROR_TYPE = "error.type"
 ATTR_CACHED_TOKENS = "twostroke.cached_tokens"
 ATTR_NUM_TOKENS = "twostroke.num_tokens"
 ATTR_NUM_BLOCKS = "twostroke.num_blocks"
@@ -62,6 +64,7 @@ METRIC_CACHED_TOKENS = "twostroke_cached_tokens_total"
 METRIC_OUTPUT_TOKENS = "twostroke_output_tokens_total"
 METRIC_PLACEMENTS = "twostroke_placements_total"  # labels: reason
 METRIC_FALLBACKS = "twostroke_fallbacks_total"  # labels: reason
+METRIC_RELEASED_BLOCKS = "twostroke_released_blocks_total"  # labels: role
 METRIC_INDEX_AVAILABLE = "twostroke_prefix_index_available"
 METRIC_WORKER = "twostroke_worker"  # prefix of a gauge or counter per field of WorkerStatus; labels: worker, role
 

@@ -1,0 +1,69 @@
+"""Channels to workers, with the trace context of the caller in every call's metadata."""
+
+from typing import TYPE_CHECKING, Any, cast
+
+import grpc
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+from common.rpc.limits import CLIENT_OPTIONS
+
+if TYPE_CHECKING:  # generic for the type checker alone
+    _UnaryUnary = grpc.aio.UnaryUnaryClientInterceptor[Any, Any]
+    _UnaryStream = grpc.aio.UnaryStreamClientInterceptor[Any, Any]
+    _StreamUnary = grpc.aio.StreamUnaryClientInterceptor[Any, Any]
+    _StreamStream = grpc.aio.StreamStreamClientInterceptor[Any, Any]
+else:
+    _UnaryUnary = grpc.aio.UnaryUnaryClientInterceptor
+    _UnaryStream = grpc.aio.UnaryStreamClientInterceptor
+    _StreamUnary = grpc.aio.StreamUnaryClientInterceptor
+    _StreamStream = grpc.aio.StreamStreamClientInterceptor
+
+_PROPAGATOR = TraceContextTextMapPropagator()
+
+
+def open_channel(address: str) -> grpc.aio.Channel:
+    """A channel to `host:port`, which connects when first used and reconnects by itself.
+
+    The connection is plain text; this is the one place where TLS would come in. Pass streams of requests as an async
+    iterator: the call then ends with the peer's own error, where `write` on a finished call can only say that it is
+    finished.
+    """
+    interceptors = [_TraceUnaryUnary(), _TraceUnaryStream(), _TraceStreamUnary(), _TraceStreamStream()]
+    return grpc.aio.insecure_channel(address, options=CLIENT_OPTIONS, interceptors=cast(Any, interceptors))
+
+
+def _with_trace_context(details: grpc.aio.ClientCallDetails) -> grpc.aio.ClientCallDetails:
+    carrier: dict[str, str] = {}
+    _PROPAGATOR.inject(carrier)
+    metadata = grpc.aio.Metadata(*(details.metadata or ()), *carrier.items())
+    return grpc.aio.ClientCallDetails(
+        details.method, details.timeout, metadata, details.credentials, details.wait_for_ready
+    )
+
+
+class _TraceUnaryUnary(_UnaryUnary):
+    async def intercept_unary_unary(
+        self, continuation: Any, client_call_details: grpc.aio.ClientCallDetails, request: Any
+    ) -> Any:
+        return await continuation(_with_trace_context(client_call_details), request)
+
+
+class _TraceUnaryStream(_UnaryStream):
+    async def intercept_unary_stream(
+        self, continuation: Any, client_call_details: grpc.aio.ClientCallDetails, request: Any
+    ) -> Any:
+        return await continuation(_with_trace_context(client_call_details), request)
+
+
+class _TraceStreamUnary(_StreamUnary):
+    async def intercept_stream_unary(
+        self, continuation: Any, client_call_details: grpc.aio.ClientCallDetails, request_iterator: Any
+    ) -> Any:
+        return await continuation(_with_trace_context(client_call_details), request_iterator)
+
+
+class _TraceStreamStream(_StreamStream):
+    async def intercept_stream_stream(
+        self, continuation: Any, client_call_details: grpc.aio.ClientCallDetails, request_iterator: Any
+    ) -> Any:
+        return await continuation(_with_trace_context(client_call_details), request_iterator)
