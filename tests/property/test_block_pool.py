@@ -45,7 +45,7 @@ class BlockPoolMachine(RuleBasedStateMachine):
                 self.pool.allocate(count, from_reserved=from_reserved)
             return
         taken = self.pool.allocate(count, from_reserved=from_reserved)
-        assert taken == self.free[:count], "the least recently freed go first"
+        assert taken == self.free[:count], "unnamed ones go first, then the least recently freed"
         del self.free[:count]
         self.num_reserved -= from_reserved
         for block_id in taken:
@@ -94,7 +94,8 @@ class BlockPoolMachine(RuleBasedStateMachine):
         still_held = Counter(block_id for owner in self.owners for block_id in owner)
         freed = [block_id for block_id in reversed(block_ids) if not still_held[block_id]]
         assert self.pool.free(block_ids) == len(freed)
-        self.free.extend(freed)
+        for block_id in freed:
+            self.free.insert(len(self.free) if block_id in self.name_of else 0, block_id)
 
     @precondition(lambda self: any(self.owners))
     @rule(data=st.data(), name=st.sampled_from(NAMES))
