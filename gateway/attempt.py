@@ -1,0 +1,102 @@
+"""One attempt's workers, calls and claims, and their end: nothing opened here outlives `end`."""
+
+import asyncio
+from collections.abc import Callable
+
+from common.pb.decode_pb2 import Ticket
+from gateway.generation import TokenDelta
+from gateway.hand_off import HandOff
+from gateway.journey import Journey
+from gateway.legs import Legs
+from gateway.placement import Demand, Placement, Role
+from gateway.release import Releases
+from gateway.worker import Claim, Worker
+
+
+class Attempt:
+    """Made with its placement; then `reserve`d where prefill takes part, `open`ed, read, and `end`ed in any state."""
+
+    def __init__(
+        self,
+        journey: Journey,
+        placement: Placement,
+        workers: dict[Role, Worker],
+        releases: Releases,
+        legs: Legs,
+        clock: Callable[[], float],
+    ) -> None:
+        self.placement = placement
+        self.is_running = False
+        self._journey = journey
+        self._number = journey.attempt
+        self._workers = workers
+        self._releases = releases
+        self._legs = legs
+        self._clock = clock
+        self._hand_off = HandOff(legs, journey.generation.times, clock, has_prefill=Role.PREFILL in workers)
+        self._holds: set[Role] = set()  # workers that may hold something
+        self._claims: list[Claim] = []
+        self._prompt_claim: Claim | None = None
+        self._ending: dict[Role, asyncio.Task[None]] | None = None
+
+    def claim(self, demand: Demand) -> None:
+        """Counts the work at once, so that the next placement sees it before the workers' statuses do."""
+        decode = self._workers[Role.DECODE]
+        computing = self._workers.get(Role.PREFILL, decode)
+        view = self.placement.prefill or self.placement.decode
+        is_apart = computing is not decode
+        self._prompt_claim = computing.claim(num_tokens=demand.uncached_tokens(view), num_sequences=int(is_apart))
+        self._claims = [self._prompt_claim, decode.claim(num_blocks=demand.num_blocks, num_sequences=1)]
+
+    async def reserve(self, timeout_s: float) -> Ticket:
+        """Raises the decode worker's refusal or loss. A call cut off may have been heard: `end` releases it."""
+        self._holds.add(Role.DECODE)
+        return await self._workers[Role.DECODE].reserve(self._journey.reserve_request(), timeout_s)
+
+    def refused(self) -> None:
+        """The worker said no: it holds nothing."""
+        self._holds.discard(Role.DECODE)
+
+    def open(self, ticket: Ticket | None) -> None:
+        """Opens both calls; without a ticket decode's alone."""
+        journey, decode, times = self._journey, self._workers[Role.DECODE], self._journey.generation.times
+        self.is_running = True
+        self._holds.update(self._workers)
+        times.run_started = times.run_started or self._clock()
+        if ticket is not None:
+            prefill = self._workers[Role.PREFILL]
+            self._legs.open(prefill, prefill.open_run(journey.prefill_request(decode.address, ticket)))
+        self._legs.open(decode, decode.open_generate(journey.generate_request(ticket)))
+
+    async def next_delta(self) -> TokenDelta:
+        """Raises LegFailed. With the finish reason everything is being given back already."""
+        arrival = await self._hand_off.next()
+        if self._prompt_claim is not None:
+            self._prompt_claim.end()
+        if self._journey.num_cached_tokens is None:
+            self._journey.num_cached_tokens = min(self._hand_off.num_cached_tokens, self._num_prompt_tokens)
+        self._journey.delivered.extend(token.token_id for token in arrival.tokens)
+        if arrival.finish_reason is not None:
+            self.end(finished_by=arrival.finished_by)
+        return TokenDelta(arrival.tokens, arrival.finish_reason, self._journey.num_cached_tokens)
+
+    def end(self, *, finished_by: Role | None = None) -> dict[Role, "asyncio.Task[None]"]:
+        """Ends both calls and starts the release of both sides; returns at once, with the releases. Idempotent."""
+        if self._ending is None:
+            for claim in self._claims:
+                claim.end()
+            readers = self._legs.close(but=finished_by)
+            self._ending = {
+                role: self._releases.start(
+                    self._journey.transfer_id,
+                    self._number,
+                    self._workers[role],
+                    [reader] if role is finished_by and (reader := readers.get(role)) else (),
+                )
+                for role in self._holds
+            }
+        return self._ending
+
+    @property
+    def _num_prompt_tokens(self) -> int:
+        return len(self._journey.generation.token_ids)

@@ -1,0 +1,259 @@
+"""Carries a generation from placement to its last token, over as many attempts as failures allow.
+
+    place ─► reserve ─► both calls ─► first token ─► tokens ... finish ─► release
+      ▲                      │
+      └── recover: another worker, or decode alone after the tokens that the client has
+
+Implements `generation.Dispatcher`. The same request with the same seed has the same tokens on every way through here.
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import dataclass
+
+from opentelemetry import trace
+
+from common.errors import NoRoom, NoWorker, PeerLost, TwostrokeError
+from common.kv.block_hash import tenant_salt
+from common.logs import fields
+from common.pb.decode_pb2 import Ticket
+from common.telemetry import names
+from gateway.admission import Admission
+from gateway.attempt import Attempt
+from gateway.generation import Generation, Route, TokenDelta
+from gateway.hand_off import LegFailed
+from gateway.journey import Journey
+from gateway.legs import Legs
+from gateway.metrics import DispatchMetrics
+from gateway.placement import Demand, Fallback, Placement, Role, place
+from gateway.prefix_lookup import PrefixLookup
+from gateway.recovery import Failure, NextStep, recover
+from gateway.registry import Registry
+from gateway.release import RELEASE_TIMEOUT_S, Releases
+
+log = logging.getLogger("twostroke.dispatch")
+
+RESERVE_TIMEOUT_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class DispatchPolicy:
+    has_prefill: bool  # prefill workers are configured
+    strict: bool = False
+    max_retries: int = 2
+    progress_timeout_s: float = 60.0
+    reconnect_wait_s: float = 10.0
+
+
+class HandOffDispatcher:
+    def __init__(
+        self,
+        registry: Registry,
+        lookup: PrefixLookup,
+        admission: Admission,
+        policy: DispatchPolicy,
+        server_secret: bytes,
+        metrics: DispatchMetrics,
+        tracer: trace.Tracer,
+        clock: Callable[[], float],
+    ) -> None:
+        """`clock` is monotonic, in seconds; every time of a generation is read from it."""
+        self._registry = registry
+        self._lookup = lookup
+        self._admission = admission
+        self._policy = policy
+        self._server_secret = server_secret
+        self._metrics = metrics
+        self._tracer = tracer
+        self._clock = clock
+        self._releases = Releases(metrics.freed)
+
+    async def generate(self, generation: Generation, route: Route) -> AsyncGenerator[TokenDelta, None]:
+        generation.times.dispatched = self._clock()
+        with self._admission.admit():
+            journey = self._begin(generation, route)
+            while True:
+                attempt: Attempt | None = None
+                try:
+                    attempt = await self._make_attempt(journey)
+                    await self._open(journey, attempt)
+                    while True:
+                        delta = await attempt.next_delta()
+                        yield delta
+                        if delta.finish_reason is not None:
+                            return
+                except LegFailed as failure:
+                    assert attempt is not None
+                    await self._recover(journey, attempt, failure)
+                finally:
+                    if attempt is not None:
+                        attempt.end()
+
+    async def settled(self) -> None:
+        """Returns when every release that was begun has been answered or given up."""
+        await self._releases.settled()
+
+    def _begin(self, generation: Generation, route: Route) -> Journey:
+        deployment = self._registry.deployment
+        if deployment is None:
+            raise NoWorker("no decode worker has answered yet; retry in a moment", retry_after_s=1.0)
+        return Journey(
+            generation,
+            route,
+            deployment,
+            tenant_salt(self._server_secret, generation.tenant),
+            wants_prefill=self._policy.has_prefill,
+            retries_left=self._policy.max_retries,
+        )
+
+    async def _make_attempt(self, journey: Journey) -> Attempt:
+        started_s = self._clock()
+        with self._tracer.start_as_current_span(names.SPAN_PLACE) as span:
+            demand, placement = await self._place(journey)
+            span.set_attributes(
+                {
+                    names.ATTR_PREFILL_WORKER: placement.prefill.worker_id if placement.prefill else "",
+                    names.ATTR_DECODE_WORKER: placement.decode.worker_id,
+                    names.ATTR_PLACEMENT_REASON: placement.reason,
+                    names.ATTR_FALLBACK: placement.fallback or "",
+                }
+            )
+        self._note_placement(journey, placement)
+        journey.attempt += 1
+        views = {Role.PREFILL: placement.prefill, Role.DECODE: placement.decode}
+        workers = {role: self._registry.worker(view) for role, view in views.items() if view}
+        legs = Legs(self._clock, self._policy.progress_timeout_s)
+        attempt = Attempt(journey, placement, workers, self._releases, legs, self._clock)
+        attempt.claim(demand)
+        self._add_time(journey, "place_s", started_s)
+        return attempt
+
+    async def _place(self, journey: Journey) -> tuple[Demand, Placement]:
+        """Waits for a decode worker to come back when this generation has lost one and there is no other."""
+        holders = [worker.holder for worker in self._registry.workers() if worker.is_ready]
+        held = await self._lookup.held_blocks(journey.hashes, holders)
+        demand = Demand(journey.num_tokens, journey.deployment.layout.block_size, held)
+        wait_s = self._policy.reconnect_wait_s if journey.lost_decode else 0.0
+        try:
+            async with asyncio.timeout(wait_s):
+                return demand, await self._place_when_possible(journey, demand)
+        except TimeoutError:
+            assert journey.last_error is not None
+            raise journey.no_room or journey.last_error from None
+
+    async def _place_when_possible(self, journey: Journey, demand: Demand) -> Placement:
+        while True:
+            try:
+                return self._place_now(journey, demand)
+            except NoWorker as error:
+                journey.last_error = journey.last_error or error
+            await self._registry.next_change()
+
+    def _place_now(self, journey: Journey, demand: Demand) -> Placement:
+        """A prefill worker that has no room is no reason to compute the prompt elsewhere: that is overload."""
+        return place(
+            [view for view in self._registry.views() if journey.may_use(view)],
+            demand,
+            prefill_wanted=journey.wants_prefill,
+            strict=self._policy.strict or journey.no_room is not None,
+        )
+
+    def _note_placement(self, journey: Journey, placement: Placement) -> None:
+        route = journey.route
+        route.prefill_worker = placement.prefill.worker_id if placement.prefill else ""
+        route.decode_worker = placement.decode.worker_id
+        route.reason = placement.reason
+        self._metrics.placed(placement.reason)
+        if placement.fallback is not None:
+            self._note_fallback(journey, placement.fallback)
+
+    async def _open(self, journey: Journey, attempt: Attempt) -> None:
+        """Raises LegFailed when the decode worker refuses or is lost."""
+        ticket = await self._reserve(journey, attempt) if attempt.placement.prefill else None
+        attempt.open(ticket)
+
+    async def _reserve(self, journey: Journey, attempt: Attempt) -> Ticket:
+        started_s = self._clock()
+        with self._tracer.start_as_current_span(names.SPAN_RESERVE, record_exception=False) as span:
+            try:
+                ticket = await attempt.reserve(RESERVE_TIMEOUT_S)
+            except TwostrokeError as error:
+                if not isinstance(error, PeerLost):
+                    attempt.refused()
+                span.set_status(trace.StatusCode.ERROR, error.code)
+                raise LegFailed(Role.DECODE, error) from None
+            finally:
+                self._add_time(journey, "reserve_s", started_s)
+            span.set_attribute(names.ATTR_NUM_HELD_BLOCKS, ticket.num_held_blocks)
+        return ticket
+
+    def _add_time(self, journey: Journey, part: str, started_s: float) -> None:
+        """Once a call is open, what a later attempt takes is part of the wait for the first token."""
+        times = journey.generation.times
+        if not times.run_started:
+            setattr(times, part, getattr(times, part) + self._clock() - started_s)
+
+    async def _recover(self, journey: Journey, attempt: Attempt, failed: LegFailed) -> None:
+        """Prepares the next attempt, or raises what the client hears."""
+        failure = self._facts(journey, attempt, failed)
+        recovery = recover(failure)
+        log.warning(
+            "%s: %s failed (%s); next: %s",
+            journey.generation.request_id,
+            failure.role,
+            failure.error.message,
+            recovery.step,
+            extra=fields(attempt=journey.attempt, num_delivered=len(journey.delivered)),
+        )
+        if recovery.step is NextStep.GIVE_UP:
+            raise failure.error from None
+        self._note_failure(journey, attempt, failure)
+        if recovery.fallback is not None:
+            self._note_fallback(journey, recovery.fallback)
+        if recovery.step is NextStep.RECOMPUTE:
+            journey.wants_prefill = False
+        await self._given_back(journey, attempt, failure)
+
+    def _facts(self, journey: Journey, attempt: Attempt, failed: LegFailed) -> Failure:
+        prefill = attempt.placement.prefill
+        others = [view for view in self._registry.views() if prefill and view.address != prefill.address]
+        return Failure(
+            role=failed.role,
+            error=failed.error,
+            is_running=attempt.is_running,
+            had_prefill=prefill is not None,
+            has_tokens=bool(journey.delivered),
+            prefill_retried=journey.prefill_retried,
+            other_prefill=any(
+                view.role is Role.PREFILL and view.takes_work and journey.may_use(view) for view in others
+            ),
+            retries_left=journey.retries_left,
+            strict=self._policy.strict,
+        )
+
+    def _note_failure(self, journey: Journey, attempt: Attempt, failure: Failure) -> None:
+        journey.last_error = failure.error
+        if isinstance(failure.error, NoRoom):
+            journey.no_room = failure.error
+        if not failure.is_refusal:
+            journey.retries_left -= 1
+            journey.prefill_retried |= failure.blames_prefill
+        if failure.blames_prefill:
+            assert attempt.placement.prefill is not None
+            journey.avoid(attempt.placement.prefill)
+        else:
+            journey.avoid(attempt.placement.decode)
+            journey.lost_decode |= isinstance(failure.error, PeerLost)
+
+    def _note_fallback(self, journey: Journey, fallback: Fallback) -> None:
+        journey.note_fallback(fallback)
+        self._metrics.fell_back(fallback)
+
+    async def _given_back(self, journey: Journey, attempt: Attempt, failure: Failure) -> None:
+        """Workers that the next attempt may use again must have let go of this one: a transfer is open once."""
+        may_be_reused = {Role.PREFILL, Role.DECODE} if journey.wants_prefill else {Role.DECODE}
+        may_be_reused.discard(Role.PREFILL if failure.blames_prefill else Role.DECODE)
+        releases = [release for role, release in attempt.end().items() if role in may_be_reused]
+        if releases:
+            await asyncio.wait(releases, timeout=RELEASE_TIMEOUT_S)

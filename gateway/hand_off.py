@@ -1,0 +1,116 @@
+"""One attempt at one generation: what its two calls say, in the order in which the client must see it.
+
+Ends in a finish reason or in `LegFailed`; what follows a failure is decided elsewhere.
+"""
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from common.errors import PeerLost, TransferError, TwostrokeError
+from common.pb.decode_pb2 import GenerateEvent
+from common.pb.prefill_pb2 import FirstToken, PrefillEvent
+from common.rpc.convert import finish_from_pb, token_from_pb
+from common.sampling import FinishReason, OutputToken
+from gateway.generation import RequestTimes
+from gateway.legs import LegEnd, Legs
+from gateway.placement import Role
+
+
+class LegFailed(Exception):
+    """A worker failed this attempt. `role` is the one to blame; `error` is what the client hears if it is the end."""
+
+    def __init__(self, role: Role, error: TwostrokeError) -> None:
+        super().__init__(error.message)
+        self.role = role
+        self.error = error
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """Tokens in the order of the output."""
+
+    tokens: tuple[OutputToken, ...]
+    finish_reason: FinishReason | None
+    finished_by: Role  # the leg that said so; meaningless without a finish reason
+
+
+class HandOff:
+    """Reads an attempt. With prefill: its first token, then decode's tokens. Without: decode's tokens."""
+
+    def __init__(self, legs: Legs, times: RequestTimes, clock: Callable[[], float], *, has_prefill: bool) -> None:
+        self._legs = legs
+        self._times = times
+        self._clock = clock
+        self._needs_first_token = has_prefill
+        self._is_handed_off = not has_prefill
+        self._early: deque[GenerateEvent] = deque()  # decode's, here before prefill's first token
+        self.num_cached_tokens = 0
+
+    async def next(self) -> Arrival:
+        """Raises LegFailed. Not to be called after a finish reason."""
+        while True:
+            if self._early and not self._needs_first_token:
+                arrival = self._tokens(self._early.popleft())
+            else:
+                arrival = self._interpret(*await self._legs.next())
+            if arrival is not None:
+                return arrival
+
+    def _interpret(self, role: Role, outcome: PrefillEvent | GenerateEvent | LegEnd) -> Arrival | None:
+        if isinstance(outcome, PrefillEvent):
+            return self._on_prefill(outcome)
+        if isinstance(outcome, GenerateEvent):
+            return self._on_decode(outcome)
+        if role is Role.DECODE:
+            raise LegFailed(role, outcome.error or PeerLost("decode ended its stream without a finish reason"))
+        self._on_prefill_end(outcome)
+        return None
+
+    def _on_prefill(self, event: PrefillEvent) -> Arrival | None:
+        if event.HasField("handed_off"):
+            self._is_handed_off = True
+            return None
+        if not self._needs_first_token:
+            raise LegFailed(Role.PREFILL, TransferError("prefill sent a second first token"))
+        return self._first_token(event.first_token)
+
+    def _on_prefill_end(self, end: LegEnd) -> None:
+        """Of no interest once decode has everything."""
+        if self._is_handed_off and not self._needs_first_token:
+            return
+        if end.error is None:
+            raise LegFailed(Role.PREFILL, TransferError("prefill ended its stream without handing off"))
+        # A live prefill worker that reports a lost peer means decode, its only one.
+        is_about_decode = end.was_reported and isinstance(end.error, PeerLost)
+        raise LegFailed(Role.DECODE if is_about_decode else Role.PREFILL, end.error)
+
+    def _first_token(self, first: FirstToken) -> Arrival:
+        self._needs_first_token = False
+        self.num_cached_tokens = first.num_cached_tokens
+        self._note_first_token(first.queue_s, first.prefill_s)
+        return Arrival((token_from_pb(first.token),), finish_from_pb(first.finish_reason), Role.PREFILL)
+
+    def _on_decode(self, event: GenerateEvent) -> Arrival | None:
+        self._early.append(event)
+        if self._needs_first_token:
+            return None
+        return self._tokens(self._early.popleft())
+
+    def _tokens(self, event: GenerateEvent) -> Arrival | None:
+        """Decode has spoken, so the commit has arrived there."""
+        self._is_handed_off = True
+        if event.HasField("stats") and not self._times.first_token:
+            self.num_cached_tokens = event.stats.num_cached_tokens
+            self._note_first_token(event.stats.queue_s, event.stats.prefill_s)
+        finish_reason = finish_from_pb(event.finish_reason)
+        if not event.tokens and finish_reason is None:
+            return None
+        return Arrival(tuple(token_from_pb(token) for token in event.tokens), finish_reason, Role.DECODE)
+
+    def _note_first_token(self, queue_s: float, prefill_s: float) -> None:
+        """Of the generation, not of a later attempt."""
+        if not self._times.first_token:
+            self._times.first_token = self._clock()
+            self._times.queue_s = queue_s
+            self._times.prefill_s = prefill_s

@@ -1,0 +1,94 @@
+"""One generation's state over its attempts: what the client has, whom it avoids, how often it may still fail."""
+
+from dataclasses import dataclass, field
+
+from common.errors import NoRoom, TwostrokeError
+from common.ids import BlockHash, TransferId, mint_transfer_id
+from common.kv.block_hash import block_hashes, root_hash
+from common.pb import decode_pb2, prefill_pb2
+from common.rpc.convert import layout_to_pb, sampling_to_pb
+from gateway.deployment import Deployment
+from gateway.generation import Generation, Route
+from gateway.placement import Fallback, WorkerView
+
+Registration = tuple[str, int]
+"""A worker's address and how often it had registered there: a worker that comes back is another one."""
+
+
+@dataclass(slots=True)
+class Journey:
+    generation: Generation
+    route: Route
+    deployment: Deployment
+    tenant_salt: bytes
+    wants_prefill: bool
+    retries_left: int
+    transfer_id: TransferId = field(default_factory=mint_transfer_id)
+    attempt: int = 0  # `generation` on the wire: rises with every attempt
+    delivered: list[int] = field(default_factory=list)  # token ids that the client has
+    num_cached_tokens: int | None = None  # as told with the first token
+    avoided: set[Registration] = field(default_factory=set)
+    prefill_retried: bool = False
+    lost_decode: bool = False
+    no_room: NoRoom | None = None  # the last refusal
+    last_error: TwostrokeError | None = None
+    hashes: list[BlockHash] = field(default_factory=list)  # of the prompt's full blocks
+
+    def __post_init__(self) -> None:
+        root = root_hash(self.deployment.fingerprint, self.tenant_salt)
+        self.hashes = block_hashes(root, self.generation.token_ids, self.deployment.layout.block_size)
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.generation.token_ids) + len(self.delivered)
+
+    def may_use(self, view: WorkerView) -> bool:
+        return (view.address, view.registration) not in self.avoided
+
+    def avoid(self, view: WorkerView) -> None:
+        self.avoided.add((view.address, view.registration))
+
+    def note_fallback(self, fallback: Fallback) -> None:
+        """The route names every fallback once, in order."""
+        so_far = self.route.fallback.split(",") if self.route.fallback else []
+        if fallback not in so_far:
+            self.route.fallback = ",".join([*so_far, fallback])
+
+    def reserve_request(self) -> decode_pb2.ReserveRequest:
+        return decode_pb2.ReserveRequest(
+            request_id=self.generation.request_id,
+            transfer_id=self.transfer_id,
+            generation=self.attempt,
+            fingerprint=self.deployment.fingerprint,
+            layout=layout_to_pb(self.deployment.layout),
+            num_prompt_tokens=len(self.generation.token_ids),
+            block_hashes=self.hashes,
+        )
+
+    def prefill_request(self, decode_address: str, ticket: decode_pb2.Ticket) -> prefill_pb2.PrefillRequest:
+        return prefill_pb2.PrefillRequest(
+            request_id=self.generation.request_id,
+            transfer_id=self.transfer_id,
+            generation=self.attempt,
+            fingerprint=self.deployment.fingerprint,
+            token_ids=self.generation.token_ids,
+            sampling=sampling_to_pb(self.generation.sampling),
+            tenant_salt=self.tenant_salt,
+            decode_address=decode_address,
+            ticket=ticket.ticket,
+            num_held_blocks=ticket.num_held_blocks,
+        )
+
+    def generate_request(self, ticket: decode_pb2.Ticket | None) -> decode_pb2.GenerateRequest:
+        """With a ticket the output begins with prefill's first token; without one it goes on after `delivered`."""
+        return decode_pb2.GenerateRequest(
+            request_id=self.generation.request_id,
+            ticket=ticket.ticket if ticket else b"",
+            token_ids=self.generation.token_ids,
+            output_token_ids=self.delivered,
+            sampling=sampling_to_pb(self.generation.sampling),
+            tenant_salt=self.tenant_salt,
+            fingerprint=self.deployment.fingerprint,
+            transfer_id=self.transfer_id,
+            generation=self.attempt,
+        )

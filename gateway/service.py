@@ -1,0 +1,210 @@
+"""Puts the gateway together, runs it, and ends it in order: no new work, open streams, releases, connections."""
+
+import asyncio
+import logging
+import secrets
+import signal
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from prometheus_client import CollectorRegistry
+
+from common.config import state_dir
+from common.logs import fields
+from common.prefix_index.base import INDEX_NAMESPACE, PrefixIndex
+from common.prefix_index.redis import RedisPrefixIndex
+from common.telemetry.setup import Telemetry, setup_telemetry
+from common.tokenizer import Tokenizer
+from gateway.admission import Admission
+from gateway.app import create_app
+from gateway.config import GatewaySettings, read_api_keys, read_server_secret
+from gateway.deployment import Deployment
+from gateway.discovery import Discovery
+from gateway.dispatch import DispatchPolicy, HandOffDispatcher
+from gateway.http_server import HttpServer, bind, url_of
+from gateway.metrics import DispatchMetrics
+from gateway.observe import TelemetryObserver
+from gateway.placement import Role
+from gateway.prefix_lookup import PrefixLookup
+from gateway.readiness import Readiness
+from gateway.registry import Registry
+from gateway.served_model import ModelCard, ModelHolder, ServedModel
+from gateway.services import GatewayLimits, GatewayServices
+from gateway.worker_metrics import WorkerCollector
+
+log = logging.getLogger("twostroke.gateway")
+
+SECRET_BYTES = 32
+
+
+class Gateway:
+    """All parts of one gateway process. Made inside the event loop; `close` ends what it holds."""
+
+    def __init__(self, settings: GatewaySettings, telemetry: Telemetry) -> None:
+        """Raises ConfigError when a file or an address is wrong."""
+        clock = time.monotonic
+        prometheus = CollectorRegistry()
+        metrics = DispatchMetrics(prometheus)
+        self.admission = Admission(settings.max_active_requests)
+        self.registry = Registry(clock, model_name=settings.model_name)
+        prometheus.register(WorkerCollector(self.registry.workers))
+        self.discovery = Discovery(
+            {Role.PREFILL: settings.prefill, Role.DECODE: settings.decode},
+            self.registry.set_addresses,
+            settings.discovery_interval_s,
+        )
+        self.readiness = Readiness(
+            self.registry,
+            self.discovery,
+            self.admission,
+            needs_prefill=settings.strict and bool(settings.prefill),
+        )
+        self.model = ModelHolder()
+        self._index = _make_index(settings)
+        lookup = PrefixLookup(self._index, settings.index_timeout_ms / 1000, clock, metrics.index_available)
+        self.dispatcher = HandOffDispatcher(
+            self.registry,
+            lookup,
+            self.admission,
+            _policy(settings),
+            _server_secret(settings),
+            metrics,
+            telemetry.tracer,
+            clock,
+        )
+        self.services = GatewayServices(
+            dispatcher=self.dispatcher,
+            model=self.model,
+            observer=TelemetryObserver(telemetry.tracer, prometheus),
+            registry=prometheus,
+            why_not_ready=self.readiness.why_not_ready,
+            tenants_by_api_key=read_api_keys(settings.api_keys_file) if settings.api_keys_file else None,
+            limits=GatewayLimits(max_body_bytes=settings.max_body_bytes),
+            clock=clock,
+        )
+
+    async def meet_workers(self, url: str) -> None:
+        """Looks for workers until cancelled; says once that the gateway is ready."""
+        tasks = (asyncio.create_task(self._announce(url)), asyncio.create_task(self.discovery.run()))
+        try:
+            ended, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+            for task in ended:
+                task.result()
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def close(self) -> None:
+        await self.dispatcher.settled()
+        await self.registry.close()
+        if self._index is not None:
+            await self._index.close()
+
+    async def _announce(self, url: str) -> None:
+        deployment = await self.registry.defined()
+        # Reading a large vocabulary takes a while; the health endpoints must answer meanwhile.
+        self.model.set(await asyncio.to_thread(make_served_model, deployment))
+        while self.readiness.why_not_ready() is not None:
+            await self.registry.next_change()
+        if not deployment.is_exact:
+            log.warning("exact: false", extra=fields(reason=deployment.inexact_reason))
+        log.info("ready", extra=fields(url=url, model=deployment.model_name))
+
+
+def make_served_model(deployment: Deployment) -> ServedModel:
+    """Raises ModelLoadError when the tokenizer's files are not what this version reads."""
+    files = deployment.tokenizer_files
+    tokenizer = Tokenizer(files.get("tokenizer.json", b""), files.get("tokenizer_meta.json", b""))
+    card = ModelCard(deployment.model_name, deployment.max_model_len, deployment.vocab_size, int(time.time()))
+    return ServedModel(card, tokenizer)
+
+
+async def run_gateway(settings: GatewaySettings) -> None:
+    """Serves until SIGTERM or SIGINT and an orderly end. Raises ConfigError when it cannot start."""
+    bound = bind(settings.host, settings.port)
+    instance = f"{socket.gethostname()}-{bound.getsockname()[1]}"
+    telemetry = setup_telemetry("twostroke-gateway", instance, state_dir())
+    try:
+        gateway = Gateway(settings, telemetry)
+        try:
+            await _serve(gateway, bound, settings.drain_grace_s)
+        finally:
+            await gateway.close()
+    finally:
+        bound.close()
+        telemetry.shutdown()
+
+
+async def _serve(gateway: Gateway, bound: socket.socket, drain_grace_s: float) -> None:
+    server = HttpServer(create_app(gateway.services))
+    with _stop_signals() as signals:
+        serving = asyncio.create_task(server.serve(sockets=[bound]))
+        meeting = asyncio.create_task(gateway.meet_workers(url_of(bound)))
+        stopped = asyncio.create_task(signals.get())
+        tasks = (serving, meeting, stopped)
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            if stopped.done():
+                await _drain(gateway.admission, drain_grace_s, signals)
+        finally:
+            server.should_exit = True
+            meeting.cancel()
+            stopped.cancel()
+            results = await asyncio.gather(*tasks, return_exceptions=True)
+    for result in results:
+        if isinstance(result, Exception):
+            raise result
+
+
+async def _drain(admission: Admission, grace_s: float, signals: "asyncio.Queue[str]") -> None:
+    """New requests get 503, open streams may end for `grace_s`; a second signal cuts it short."""
+    admission.close()
+    log.info("draining for up to %g s", grace_s, extra=fields(num_active=admission.num_active))
+    idle = asyncio.create_task(admission.idle())
+    impatience = asyncio.create_task(signals.get())
+    await asyncio.wait({idle, impatience}, timeout=grace_s, return_when=asyncio.FIRST_COMPLETED)
+    if not idle.done():
+        log.warning("not idle after %g s or a second signal: %d streams are cut", grace_s, admission.num_active)
+    for task in (idle, impatience):
+        task.cancel()
+    await asyncio.gather(idle, impatience, return_exceptions=True)
+
+
+@contextmanager
+def _stop_signals() -> "Iterator[asyncio.Queue[str]]":
+    loop = asyncio.get_running_loop()
+    received: asyncio.Queue[str] = asyncio.Queue()
+    handled = (signal.SIGTERM, signal.SIGINT)
+    for number in handled:
+        loop.add_signal_handler(number, received.put_nowait, number.name)
+    try:
+        yield received
+    finally:
+        for number in handled:
+            loop.remove_signal_handler(number)
+
+
+def _make_index(settings: GatewaySettings) -> PrefixIndex | None:
+    if settings.redis_url is None:
+        return None
+    return RedisPrefixIndex(settings.redis_url, INDEX_NAMESPACE, lookup_timeout_s=settings.index_timeout_ms / 1000)
+
+
+def _policy(settings: GatewaySettings) -> DispatchPolicy:
+    return DispatchPolicy(
+        has_prefill=bool(settings.prefill),
+        strict=settings.strict,
+        max_retries=settings.max_retries,
+        progress_timeout_s=settings.progress_timeout_s,
+        reconnect_wait_s=settings.reconnect_wait_s,
+    )
+
+
+def _server_secret(settings: GatewaySettings) -> bytes:
+    """Drawn anew where none is configured: prefixes are then not shared with other gateways, nor after a restart."""
+    if settings.server_secret_file is None:
+        return secrets.token_bytes(SECRET_BYTES)
+    return read_server_secret(settings.server_secret_file)
