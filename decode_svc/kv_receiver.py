@@ -122,6 +122,7 @@ class KVReceiver:
 
     def release(self, transfer_id: TransferId, generation: int) -> int:
         """Ends the transfer, if it is open with this generation or an older one; returns the blocks freed."""
+        self._table.note_released(transfer_id, generation)
         opened = self._open.get(transfer_id)
         if opened is None or opened.transfer.generation > generation:
             return 0

@@ -8,6 +8,7 @@ A reservation is a promise in the pool's accounts; blocks are taken as frames ar
 already) are touched when the room is reserved, so that they cannot be evicted meanwhile.
 """
 
+from collections import OrderedDict
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
@@ -64,6 +65,8 @@ class TransferTable:
     pool: BlockPool
     block_size: int
     _transfers: dict[TransferId, Transfer] = field(default_factory=dict)
+    # Highest generation released, of the latest transfers: a Reserve that its own Release has overtaken is refused.
+    _released: OrderedDict[TransferId, int] = field(default_factory=OrderedDict)
 
     def reserve(
         self,
@@ -75,11 +78,7 @@ class TransferTable:
     ) -> Transfer:
         """Promises room for the prompt and one block to grow into. Raises NoRoom, BadRequest or StaleGeneration, and
         then nothing has changed."""
-        known = self._transfers.get(transfer_id)
-        if known is not None:
-            raise StaleGeneration(
-                f"transfer {transfer_id.hex()} is on record with generation {known.generation}; release it first"
-            )
+        self._refuse_stale(transfer_id, generation)
         num_blocks = -(-num_prompt_tokens // self.block_size)
         if num_blocks + 1 > self.pool.num_blocks:
             raise BadRequest(
@@ -157,8 +156,24 @@ class TransferTable:
         self._close(transfer)
         return num_freed
 
+    def note_released(self, transfer_id: TransferId, generation: int) -> None:
+        """Generations up to this one must not begin any more, also where none is open: the two may cross on the way."""
+        generation = max(generation, self._released.pop(transfer_id, 0))
+        self._released[transfer_id] = generation
+        if len(self._released) > MAX_TRANSFERS:
+            self._released.popitem(last=False)
+
     def open_transfers(self) -> list[Transfer]:
         return list(self._transfers.values())
+
+    def _refuse_stale(self, transfer_id: TransferId, generation: int) -> None:
+        known = self._transfers.get(transfer_id)
+        if known is not None:
+            raise StaleGeneration(
+                f"transfer {transfer_id.hex()} is on record with generation {known.generation}; release it first"
+            )
+        if generation <= self._released.get(transfer_id, -1):
+            raise StaleGeneration(f"transfer {transfer_id.hex()}: generation {generation} was released already")
 
     def _close(self, transfer: Transfer) -> None:
         transfer.move_to(TransferState.ENDED)

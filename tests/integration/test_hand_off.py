@@ -123,7 +123,17 @@ async def test_an_older_generation_s_ticket_is_refused() -> None:
         frame = decode_pb2.PushFrame(ticket=old.ticket)
         assert isinstance(await error_of(pair.decode.PushBlocks(iter_of([frame]))), StaleGeneration)
         assert old.ticket != new.ticket
+        assert pair.receiver.release(transfer_id, 1) == 0, "an older generation's release ends nothing newer"
         pair.receiver.release(transfer_id, 2)
+
+
+async def test_a_reserve_that_its_own_release_has_overtaken_is_refused() -> None:
+    async with worker_pair() as pair:
+        transfer_id = mint_transfer_id()
+        assert await pair.decode_servicer.release(transfer_id, 1) == 0
+        assert isinstance(await error_of(pair.reserve(PROMPT, transfer_id, generation=1)), StaleGeneration)
+        await pair.reserve(PROMPT, transfer_id, generation=2)
+        await pair.decode_servicer.release(transfer_id, 2)
 
 
 async def test_a_damaged_frame_ends_the_transfer_and_is_never_read() -> None:
