@@ -76,7 +76,6 @@ async def run_worker(
     worker.add_to_server(server.grpc_server, role)
     worker.engine_thread.start()
     await server.start()
-    log.info("ready", extra=fields(address=server.address, worker=worker_id, backend=worker.model.ops.description))
     try:
         await worker.serve(server)
     finally:
@@ -116,6 +115,7 @@ class _Worker:
 
     async def serve(self, server: WorkerServer) -> None:
         """Until a signal and the drain after it. Raises when the engine or a background task ends by itself."""
+        announcing = asyncio.create_task(self._announce(server.address))
         background = [asyncio.create_task(self._service.run_background())]
         if self._publisher is not None:
             background.append(asyncio.create_task(self._publisher.run()))
@@ -126,9 +126,14 @@ class _Worker:
         finally:
             for task in background:
                 task.cancel()
-            await asyncio.gather(*background, return_exceptions=True)
+            await asyncio.gather(announcing, *background, return_exceptions=True)
             if self._publisher is not None:
                 await self._publisher.close()
+
+    async def _announce(self, address: str) -> None:
+        """A task, so that it speaks when the server handles signals already: who reads this may send one at once."""
+        backend = self.model.ops.description
+        log.info("ready", extra=fields(address=address, worker=self._holder.worker_id, backend=backend))
 
     def _step(self) -> bool:
         has_worked = self._service.step()

@@ -1,0 +1,1 @@
+"""What an operator runs: `twostroke up`, `run`, `chat`, `trace` ... Starts services as processes; holds no tensor."""

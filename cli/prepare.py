@@ -1,0 +1,28 @@
+"""`twostroke prepare`: converts a model once into the form that services load, and says where it lies."""
+
+import argparse
+import sys
+
+from cli.options import add_model_argument
+from cli.progress import Progress
+from common.config import cache_dir
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_model_argument(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    prepare(arguments.model, Progress(sys.stdout))
+    return 0
+
+
+def prepare(model: str, progress: Progress) -> str:
+    """The model's name. Quick when it was prepared before; ModelLoadError when it cannot be served."""
+    from common.model.loading import prepare_model
+
+    progress.step(f"preparing the model ({model})")
+    with progress.reminder("still preparing the model"):
+        prepared = prepare_model(model, cache_dir(), progress.step)
+    progress.step(f"{prepared.name} is prepared in {prepared.folder}")
+    return prepared.name
