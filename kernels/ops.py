@@ -1,5 +1,6 @@
 """The operations' contract. A backend is picked once, at start-up, and named."""
 
+from pathlib import Path
 from typing import Protocol
 
 import torch
@@ -47,3 +48,18 @@ class Ops(Protocol):
         Query head h reads KV head h // (Hq / H). `window` 0: the whole context; else the last `window` positions,
         the query's own included. Reads what write_kv wrote, so K and V of the new tokens are read back quantized.
         """
+
+
+def select(device: torch.device, backend: str = "auto", cache_dir: Path | None = None) -> Ops:
+    """The operations for `device`. `backend` "auto": triton on CUDA, cpu on a CPU; else "reference", "cpu", "triton".
+
+    `cache_dir` keeps compiled CPU kernels over restarts. Raises ValueError for a backend that cannot run there.
+    Each backend is imported only when it is chosen.
+    """
+    if backend == "auto":
+        backend = "triton" if device.type == "cuda" else "cpu"
+    if backend == "reference":
+        from kernels.reference.ops import ReferenceOps
+
+        return ReferenceOps()
+    raise ValueError(f"backend is {backend!r}; it may be auto, reference, cpu or triton")

@@ -109,12 +109,15 @@ class KVSender:
 
     async def _transfer(self) -> None:
         """The call from its first frame to the acknowledged commit."""
+        call = self._stub.PushBlocks(self._queued_frames())
         try:
-            async for ack in self._stub.PushBlocks(self._queued_frames()):
+            async for ack in call:
                 if ack.committed:
                     return
         except grpc.aio.AioRpcError as error:
             raise rpc_error_to_exception(error, self._peer) from None
+        finally:
+            call.cancel()  # a reader that is cancelled before the first answer does not do it
         raise TransferError(f"{self._peer} ended the transfer without acknowledging the commit")
 
     async def _queued_frames(self) -> AsyncIterator[decode_pb2.PushFrame]:

@@ -186,20 +186,26 @@ async def test_cancelling_a_stream_closes_its_generator_at_once(kind: str) -> No
 
 
 @pytest.mark.parametrize("kind", ["unary_stream", "stream_stream"])
-async def test_cancelling_the_reading_task_cancels_the_call(kind: str) -> None:
-    started, closed = asyncio.Event(), asyncio.Event()
+async def test_cancelling_a_task_that_reads_cancels_the_call(kind: str) -> None:
+    """From the first response on; before it only the call's own `cancel` does."""
+    first_read, closed = asyncio.Event(), asyncio.Event()
 
     async def endless(request: Any, context: Any) -> AsyncIterator[bytes]:
         try:
             yield b"first"
-            started.set()
             await asyncio.Event().wait()
         finally:
             closed.set()
 
     async with running_echo(**{kind: endless}) as channel:
-        reading = asyncio.ensure_future(call(channel, kind, b"x"))
-        await started.wait()
+        method = getattr(channel, kind)(f"/twostroke.test.Echo/{kind}")
+
+        async def read() -> None:
+            async for _ in method(b"x") if kind == "unary_stream" else method(_one(b"x")):
+                first_read.set()
+
+        reading = asyncio.ensure_future(read())
+        await first_read.wait()
         reading.cancel()
         await closed.wait()
         with pytest.raises(asyncio.CancelledError):
