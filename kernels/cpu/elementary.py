@@ -1,0 +1,57 @@
+"""exp, and fp16 by bits (numba has no fp16 on the CPU)."""
+
+from typing import Any
+
+import numba
+import numpy as np
+
+from kernels.cpu import simd
+
+_LOG2_E = np.float32(1.4426950216293335)
+_LN2_HIGH = np.float32(0.693359375)  # few bits: n * _LN2_HIGH is exact
+_LN2_LOW = np.float32(-0.00021219444170128554)
+_ROUNDER = np.float32(3 << 22)  # adding it leaves the nearest integer in the low bits
+_EXP_MIN = np.float32(-87.0)
+_EXP_MAX = np.float32(88.0)
+# (exp(r) - 1 - r) / r^2 on |r| < ln(2) / 2, interpolated at Chebyshev nodes: relative error of exp 1e-8
+_C2, _C3, _C4 = np.float32(0.5), np.float32(0.16666576266288757), np.float32(0.04166655242443085)
+_C5, _C6 = np.float32(0.00836323294788599), np.float32(0.0013926250394433737)
+_ONE = np.float32(1.0)
+
+_FP16_TO_FP32 = np.float32(2.0**112)  # the difference of the exponents' biases
+
+
+@numba.njit
+def exp_lanes(x: Any) -> Any:
+    """e^x of lanes, within 2 units in the last place; x is clamped to [-87, 88]; NaN stays NaN."""
+    x = simd.larger(simd.splat(_EXP_MIN), x)
+    x = simd.smaller(simd.splat(_EXP_MAX), x)
+    shifted = simd.fma(x, simd.splat(_LOG2_E), simd.splat(_ROUNDER))
+    n = simd.subtract(shifted, simd.splat(_ROUNDER))
+    r = simd.fma(n, simd.splat(-_LN2_LOW), simd.fma(n, simd.splat(-_LN2_HIGH), x))
+    p = simd.fma(simd.splat(_C6), r, simd.splat(_C5))
+    p = simd.fma(p, r, simd.splat(_C4))
+    p = simd.fma(p, r, simd.splat(_C3))
+    p = simd.fma(p, r, simd.splat(_C2))
+    p = simd.fma(p, r, simd.splat(_ONE))
+    p = simd.fma(p, r, simd.splat(_ONE))
+    return simd.multiply(p, simd.power_of_two(shifted))
+
+
+@numba.njit
+def exp_fp32(x: np.float32) -> np.float32:
+    return simd.largest_lane(exp_lanes(simd.splat(x)))
+
+
+@numba.njit
+def fp16_to_fp32(bits: np.uint16) -> np.float32:
+    """Precondition: positive and finite. Exact, subnormals included."""
+    return np.int32(np.int32(bits) << np.int32(13)).view(np.float32) * _FP16_TO_FP32
+
+
+@numba.njit
+def fp32_to_fp16(value: np.float32) -> np.uint16:
+    """Nearest, ties to even. Precondition: 2^-14 <= value < 65520, so that the result is normal and finite."""
+    bits = np.float32(value).view(np.int32)
+    rounded = bits + np.int32(0xFFF) + ((bits >> np.int32(13)) & np.int32(1))
+    return np.uint16((rounded >> np.int32(13)) - np.int32(112 << 10))

@@ -1,0 +1,103 @@
+"""Compiled KV write: quantizes each vector of K and V, bit for bit as `Ops.write_kv` specifies, into its slot."""
+
+from typing import Any
+
+import numba
+import numpy as np
+
+from kernels.cpu import simd
+from kernels.cpu.elementary import fp16_to_fp32, fp32_to_fp16
+from kernels.cpu.problem import LAYER_FIELDS, Layer
+from kernels.cpu.rows import next_rows
+from kernels.ops import QUANT_MAX, SCALE_FLOOR
+
+_I64, _TENSOR = numba.types.int64, numba.types.float32[:, :, ::1]
+
+_QUANT_MAX = np.float32(QUANT_MAX)
+_SCALE_FLOOR = np.float32(SCALE_FLOOR)
+_SCALE_END = np.float32(65520.0)  # from here on fp16 rounds to infinity
+_MAGNITUDE = np.int32(0x7FFFFFFF)
+_INFINITY_BITS = np.int32(0x7F800000)
+_ROUNDER = np.float32(3 << 22)  # adding and subtracting it rounds to the nearest integer, ties to even
+
+
+@numba.njit(_I64(_I64[::1], _I64), cache=True)
+def first_bad_slot(slot_mapping: np.ndarray, num_slots: int) -> int:
+    """Index of the first slot that is not in the pool, or -1."""
+    for i in range(slot_mapping.shape[0]):
+        if not 0 <= slot_mapping[i] < num_slots:
+            return i
+    return -1
+
+
+@numba.njit
+def _largest_magnitude_bits(values: Any, size: int) -> np.int32:
+    """Magnitudes order as their bits do, infinity above every number and NaN above infinity."""
+    largest = np.int32(0)
+    for i in range(size):
+        largest = max(largest, np.int32(np.float32(values[i]).view(np.int32) & _MAGNITUDE))
+    return largest
+
+
+@numba.njit
+def _quantize(values: Any, size: int, target: Any, at: int, scales: Any, scale_at: int) -> np.int32:
+    """Returns 1 where the vector cannot be represented, and was written as zeros; else 0."""
+    largest = _largest_magnitude_bits(values, size)
+    scale = max(np.int32(largest).view(np.float32) / _QUANT_MAX, _SCALE_FLOOR)
+    if largest >= _INFINITY_BITS or scale >= _SCALE_END:
+        for i in range(size):
+            target[at + i] = np.int8(0)
+        scales[scale_at] = fp32_to_fp16(_SCALE_FLOOR)
+        return np.int32(1)
+    scale_bits = fp32_to_fp16(scale)
+    divisor = fp16_to_fp32(scale_bits)
+    for i in range(size):
+        rounded = (values[i] / divisor + _ROUNDER) - _ROUNDER
+        target[at + i] = np.int8(min(max(rounded, -_QUANT_MAX), _QUANT_MAX))
+    scales[scale_at] = scale_bits
+    return np.int32(0)
+
+
+@numba.njit
+def _copy(values: Any, size: int, target: Any, at: int) -> np.int32:
+    """Returns 1 where the vector has a NaN or an Inf, and was written as zeros; else 0."""
+    if _largest_magnitude_bits(values, size) >= _INFINITY_BITS:
+        for i in range(size):
+            target[at + i] = np.float32(0.0)
+        return np.int32(1)
+    for i in range(size):
+        target[at + i] = values[i]
+    return np.int32(0)
+
+
+@numba.njit(
+    numba.types.void(_TENSOR, _TENSOR, LAYER_FIELDS, _I64[::1], numba.types.int32[::1], _I64, _I64[::1]),
+    cache=True,
+    nogil=True,
+)
+def write_kv_rows(
+    k: Any, v: Any, layer_fields: tuple[int, ...], slot_mapping: Any, nonfinite: Any, part_rows: int, next_part: Any
+) -> None:
+    """See `rows` for `part_rows` and `next_part`. Precondition: slots are distinct and in the pool."""
+    layer = Layer(*layer_fields)
+    begin, end = next_rows(next_part, part_rows, k.shape[0])
+    while begin < end:
+        for row in range(begin, end):
+            block, offset = slot_mapping[row] // layer.block_size, slot_mapping[row] % layer.block_size
+            for head in range(k.shape[1]):
+                at = block * layer.block_stride + head * layer.head_stride + offset * layer.position_stride
+                k_row, v_row = simd.floats(k[row, head].ctypes.data), simd.floats(v[row, head].ctypes.data)
+                if layer.k_scale == 0:
+                    nonfinite[row] += _copy(k_row, layer.head_dim, simd.floats(layer.k), at)
+                    nonfinite[row] += _copy(v_row, layer.head_dim, simd.floats(layer.v), at)
+                else:
+                    scale_at = block * layer.scale_block_stride + head * layer.scale_head_stride
+                    scale_at += offset * layer.scale_position_stride
+                    k_scale, v_scale = simd.halves(layer.k_scale), simd.halves(layer.v_scale)
+                    nonfinite[row] += _quantize(
+                        k_row, layer.head_dim, simd.bytes_signed(layer.k), at, k_scale, scale_at
+                    )
+                    nonfinite[row] += _quantize(
+                        v_row, layer.head_dim, simd.bytes_signed(layer.v), at, v_scale, scale_at
+                    )
+        begin, end = next_rows(next_part, part_rows, k.shape[0])

@@ -1,0 +1,77 @@
+"""Compiled row operations: RMS norm, rotary positions, SwiGLU's product. Tensors are contiguous fp32.
+
+Each takes parts of `part_rows` rows until none is left; threads may share `next_part`, which starts at 0. A row's
+result depends on nothing but the row.
+"""
+
+from typing import Any
+
+import numba
+import numpy as np
+
+from kernels.cpu import simd
+from kernels.cpu.elementary import exp_fp32, exp_lanes
+from kernels.cpu.simd import LANES
+
+_I64, _F32 = numba.types.int64, numba.types.float32
+_ROWS, _FLOATS, _COUNTER = _F32[:, ::1], _F32[::1], _I64[::1]
+_VOID = numba.types.void
+
+_ZERO, _ONE = np.float32(0.0), np.float32(1.0)
+
+
+@numba.njit(inline="always")
+def next_rows(next_part: Any, part_rows: int, num_rows: int) -> Any:
+    begin = simd.take_next(simd.ints64(next_part.ctypes.data)) * part_rows
+    return begin, min(begin + part_rows, num_rows)
+
+
+@numba.njit(_VOID(_ROWS, _FLOATS, _F32, _ROWS, _I64, _COUNTER), cache=True, nogil=True)
+def rms_norm_rows(x, weight, eps, out, part_rows, next_part):
+    width = x.shape[1]
+    begin, end = next_rows(next_part, part_rows, x.shape[0])
+    while begin < end:
+        for row in range(begin, end):
+            values = simd.floats(x[row].ctypes.data)
+            sums = simd.splat(_ZERO)
+            for at in range(0, width - LANES + 1, LANES):
+                lanes = simd.load(values, at)
+                sums = simd.fma(lanes, lanes, sums)
+            total = simd.sum_lanes(sums)
+            for i in range(width // LANES * LANES, width):
+                total = simd.fma(values[i], values[i], total)
+            factor = _ONE / np.sqrt(total / np.float32(width) + eps)
+            for i in range(width):
+                out[row, i] = values[i] * factor * weight[i]
+        begin, end = next_rows(next_part, part_rows, x.shape[0])
+
+
+@numba.njit(_VOID(_F32[:, :, ::1], _ROWS, _ROWS, _F32[:, :, ::1], _I64, _COUNTER), cache=True, nogil=True)
+def rope_rows(x, cos, sin, out, part_rows, next_part):
+    half = x.shape[2] // 2
+    begin, end = next_rows(next_part, part_rows, x.shape[0])
+    while begin < end:
+        for row in range(begin, end):
+            for head in range(x.shape[1]):
+                for i in range(half):
+                    low, high = x[row, head, i], x[row, head, half + i]
+                    out[row, head, i] = low * cos[row, i] - high * sin[row, i]
+                    out[row, head, half + i] = high * cos[row, i] + low * sin[row, i]
+        begin, end = next_rows(next_part, part_rows, x.shape[0])
+
+
+@numba.njit(_VOID(_ROWS, _ROWS, _I64, _COUNTER), cache=True, nogil=True)
+def silu_mul_rows(gate_up, out, part_rows, next_part):
+    width = out.shape[1]
+    whole = width // LANES * LANES
+    begin, end = next_rows(next_part, part_rows, out.shape[0])
+    while begin < end:
+        for row in range(begin, end):
+            source, target = simd.floats(gate_up[row].ctypes.data), simd.floats(out[row].ctypes.data)
+            for at in range(0, whole, LANES):
+                gate = simd.load(source, at)
+                silu = simd.divide(gate, simd.add(simd.splat(_ONE), exp_lanes(simd.subtract(simd.splat(_ZERO), gate))))
+                simd.store(target, at, simd.multiply(silu, simd.load(source, width + at)))
+            for i in range(whole, width):
+                target[i] = source[i] / (_ONE + exp_fp32(-source[i])) * source[width + i]
+        begin, end = next_rows(next_part, part_rows, out.shape[0])
