@@ -1,0 +1,167 @@
+"""Puts a worker's model together: files, kernels, weights, KV pool, runner. Both services load theirs here.
+
+No network. What it cannot serve raises ModelLoadError or ConfigError, which say what and why.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from common.errors import ConfigError, ModelLoadError
+from common.kv.cache import KVCache
+from common.kv.layout import KVFormat, KVLayout
+from common.model.batch import ScheduledTokens
+from common.model.config import ModelConfig
+from common.model.identity import fingerprint
+from common.model.linear import Numerics, exactness
+from common.model.loading import prepare_model
+from common.model.model_cache import Progress
+from common.model.prepared import PreparedModel
+from common.model.runner import ModelRunner
+from common.model.sampler import SampleRow, sample
+from common.model.transformer import Transformer
+from common.model.weights import load_weights
+from common.sampling import SamplingParams
+from kernels.ops import Ops, select
+
+_WARM_UP_TOKENS = 64
+_WARM_UP_SEQUENCES = 4
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    prepared: PreparedModel
+    config: ModelConfig
+    layout: KVLayout
+    numerics: Numerics
+    fingerprint: bytes  # 32 bytes
+    runner: ModelRunner
+    ops: Ops
+    exact: bool
+    inexact_reason: str  # empty when exact
+    max_model_len: int  # prompt and output tokens together
+
+    @property
+    def num_blocks(self) -> int:
+        return self.runner.cache.num_blocks
+
+    def warm_up(self) -> None:
+        """Runs the real path on the shapes of a prompt, a decode step and a mixed step, sampled both ways.
+
+        Precondition: nobody owns a block yet. What it writes is overwritten by the blocks' owners.
+        """
+        prompt_len = min(_WARM_UP_TOKENS, self.max_model_len - 1, self.num_blocks * self.layout.block_size - 1)
+        whole = range(self.layout.num_blocks(prompt_len + 1))
+        self._run(ScheduledTokens([0] * prompt_len, 0, whole, 1))
+        self._run(ScheduledTokens([0], prompt_len, whole, 1))
+        num_short = min(_WARM_UP_SEQUENCES, self.num_blocks)
+        lengths = [1 + i % self.layout.block_size for i in range(num_short)]
+        self._run(*(ScheduledTokens([0] * length, 0, [i], 1) for i, length in enumerate(lengths)))
+
+    def _run(self, *scheduled: ScheduledTokens) -> None:
+        logits = self.runner.run(scheduled).logits
+        for params in (SamplingParams(temperature=0.0), SamplingParams(top_p=0.9, num_logprobs=1)):
+            sample(logits, [SampleRow(params, 0, (), ())] * logits.shape[0])
+
+
+def load_model(
+    *,
+    source: str,
+    cache_dir: Path,
+    device: str,
+    backend: str,
+    numerics: str,
+    kv_format: KVFormat,
+    block_size: int,
+    kv_memory_bytes: int,
+    max_model_len: int | None,
+    progress: Progress,
+) -> LoadedModel:
+    """`source` as in `prepare_model`; `device` "auto", "cpu" or "cuda"; `backend` as in `kernels.ops.select`.
+
+    `cache_dir` keeps prepared models and compiled kernels. The KV pool takes at most `kv_memory_bytes`.
+    `max_model_len` lowers what the model allows (none: all of it); a pool that holds less lowers it too.
+    `progress` gets a line for each long step.
+    """
+    on_device = _resolve_device(device)
+    numeric_path = _resolve_numerics(numerics)
+    prepared = prepare_model(source, cache_dir, progress)
+    config = prepared.config
+    layout = KVLayout(kv_format, block_size, config.num_layers, config.num_kv_heads, config.head_dim)
+    num_blocks = _pool_blocks(layout, kv_memory_bytes)
+    served_len = _served_len(config, max_model_len, num_blocks * block_size, progress)
+    ops = _select_ops(on_device, backend, cache_dir)
+    progress(f"loading {prepared.name} on {ops.description}")
+    transformer = Transformer(config, load_weights(prepared, on_device), ops, on_device, numeric_path, served_len)
+    exact, inexact_reason = exactness(numeric_path)
+    return LoadedModel(
+        prepared=prepared,
+        config=config,
+        layout=layout,
+        numerics=numeric_path,
+        fingerprint=fingerprint(prepared, layout, numeric_path),
+        runner=ModelRunner(transformer, _make_cache(layout, num_blocks, on_device)),
+        ops=ops,
+        exact=exact,
+        inexact_reason=inexact_reason,
+        max_model_len=served_len,
+    )
+
+
+def _resolve_device(device: str) -> torch.device:
+    if device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if device not in ("cpu", "cuda"):
+        raise ConfigError(f"device is {device!r}; allowed: auto, cpu, cuda")
+    if device == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("device is 'cuda', and torch sees no GPU; install a CUDA build of torch, or use cpu")
+    return torch.device(device)
+
+
+def _select_ops(device: torch.device, backend: str, cache_dir: Path) -> Ops:
+    try:
+        return select(device, backend, cache_dir)
+    except ValueError as error:  # kernels know nothing of our errors
+        raise ConfigError(str(error)) from error
+
+
+def _resolve_numerics(numerics: str) -> Numerics:
+    try:
+        return Numerics(numerics)
+    except ValueError:
+        raise ConfigError(f"numerics is {numerics!r}; allowed: {', '.join(Numerics)}") from None
+
+
+def _pool_blocks(layout: KVLayout, kv_memory_bytes: int) -> int:
+    num_blocks = kv_memory_bytes // layout.block_bytes
+    if num_blocks < 1:
+        raise ModelLoadError(
+            f"the KV cache may take {kv_memory_bytes} bytes, and one block of this model takes {layout.block_bytes} "
+            f"({layout.describe()}); give it more memory"
+        )
+    return num_blocks
+
+
+def _served_len(config: ModelConfig, max_model_len: int | None, pool_tokens: int, progress: Progress) -> int:
+    wanted = config.max_model_len if max_model_len is None else max_model_len
+    if wanted > config.max_model_len:
+        raise ConfigError(f"max_model_len is {wanted}; {config.name} was made for {config.max_model_len} positions")
+    if wanted > pool_tokens and max_model_len is not None:
+        raise ModelLoadError(
+            f"max_model_len is {wanted}, and the KV cache holds {pool_tokens} tokens; give it more memory, "
+            "or lower max_model_len"
+        )
+    if wanted > pool_tokens:
+        progress(f"the KV cache holds {pool_tokens} tokens: requests may have that many, not {wanted}")
+    served = min(wanted, pool_tokens)
+    if served < 2:
+        raise ModelLoadError(f"the KV cache holds {pool_tokens} tokens; a request has at least 2; give it more memory")
+    return served
+
+
+def _make_cache(layout: KVLayout, num_blocks: int, device: torch.device) -> KVCache:
+    try:
+        return KVCache(layout, num_blocks, device)
+    except RuntimeError as error:  # so torch says that memory is short; on CUDA with a class of its own below it
+        raise ModelLoadError(f"no room for a KV cache of {num_blocks * layout.block_bytes} bytes: {error}") from None

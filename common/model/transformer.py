@@ -1,0 +1,144 @@
+"""The forward pass of Llama, Mistral, Qwen2 and Qwen3 over paged KV; what differs between them is in ModelConfig.
+
+Owns the weights on the device. Reads and writes KV only through `Ops`; knows nothing of sequences or schedules.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+
+from common.kv.cache import KVCache
+from common.model.batch import ForwardBatch
+from common.model.config import ModelConfig
+from common.model.linear import Linear, Numerics, make_linear
+from kernels.batch import AttentionBatch, KVLayerView
+from kernels.ops import Ops
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardResult:
+    logits: torch.Tensor  # [R, V] fp32: of the batch's logit_rows, in their order
+    nonfinite: torch.Tensor  # [T] int32: heads of K or V with a NaN or an Inf that each new token met
+
+
+@dataclass(frozen=True, slots=True)
+class _Layer:
+    input_norm: torch.Tensor  # [hidden]
+    qkv: Linear  # hidden -> q heads | k heads | v heads
+    q_norm: torch.Tensor | None  # [head_dim]
+    k_norm: torch.Tensor | None  # [head_dim]
+    output: Linear
+    post_attention_norm: torch.Tensor  # [hidden]
+    gate_up: Linear  # hidden -> gate | up
+    down: Linear
+    window: int
+
+
+class Transformer:
+    """One model on one device.
+
+    `weights` are fp32 tensors on `device` under Hugging Face's names, those of `weights.expected_shapes(config)`.
+    Serves positions below `max_model_len` (none: all that the configuration has).
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        weights: Mapping[str, torch.Tensor],
+        ops: Ops,
+        device: torch.device,
+        numerics: Numerics,
+        max_model_len: int | None = None,
+    ) -> None:
+        self.config = config
+        self.device = device
+        self._ops = ops
+        self._embedding = weights["model.embed_tokens.weight"]
+        self._layers = tuple(_make_layer(config, weights, index, numerics) for index in range(config.num_layers))
+        self._final_norm = weights["model.norm.weight"]
+        head = self._embedding if config.tie_word_embeddings else weights["lm_head.weight"]
+        self._head = make_linear(head, None, numerics)
+        self._cos, self._sin = _rotation_table(config, max_model_len or config.max_model_len, device)
+
+    def forward(self, batch: ForwardBatch, cache: KVCache) -> ForwardResult:
+        """Writes the new tokens' K and V into `cache` (mutated) and returns logits.
+
+        Preconditions: `batch` is on this device; its token ids are below the vocabulary size and its positions below
+        max_model_len; the KV of every earlier position is in the cache.
+        """
+        with torch.inference_mode():
+            nonfinite = torch.zeros(batch.token_ids.shape[0], dtype=torch.int32, device=self.device)
+            x = self._run_layers(batch, cache, nonfinite)
+            wanted = self._ops.rms_norm(x[batch.logit_rows], self._final_norm, self.config.rms_norm_eps)
+            return ForwardResult(self._head(wanted), nonfinite)
+
+    def _run_layers(self, batch: ForwardBatch, cache: KVCache, nonfinite: torch.Tensor) -> torch.Tensor:
+        """The residual stream [T, hidden] after the last layer."""
+        eps = self.config.rms_norm_eps
+        cos, sin = self._cos[batch.positions], self._sin[batch.positions]
+        x = F.embedding(batch.token_ids, self._embedding)
+        for index, layer in enumerate(self._layers):
+            normed = self._ops.rms_norm(x, layer.input_norm, eps)
+            x = x + self._attend(layer, normed, cos, sin, cache.layer(index), batch.attention, nonfinite)
+            normed = self._ops.rms_norm(x, layer.post_attention_norm, eps)
+            x = x + layer.down(self._ops.silu_mul(layer.gate_up(normed)))
+        return x
+
+    def _attend(
+        self,
+        layer: _Layer,
+        x: torch.Tensor,
+        cos: torch.Tensor,
+        sin: torch.Tensor,
+        kv: KVLayerView,
+        attention: AttentionBatch,
+        nonfinite: torch.Tensor,
+    ) -> torch.Tensor:
+        config = self.config
+        num_tokens = x.shape[0]
+        heads = layer.qkv(x).view(num_tokens, -1, config.head_dim)
+        q, k, v = heads.split((config.num_heads, config.num_kv_heads, config.num_kv_heads), dim=1)
+        if layer.q_norm is not None and layer.k_norm is not None:
+            q = self._ops.rms_norm(q, layer.q_norm, config.rms_norm_eps)
+            k = self._ops.rms_norm(k, layer.k_norm, config.rms_norm_eps)
+        q = self._ops.rope(q, cos, sin)
+        k = self._ops.rope(k, cos, sin)
+        self._ops.write_kv(k, v, kv, attention.slot_mapping, nonfinite)
+        attended = self._ops.paged_attention(q, kv, attention, config.head_dim**-0.5, layer.window)
+        return layer.output(attended.reshape(num_tokens, -1))
+
+
+def _make_layer(config: ModelConfig, weights: Mapping[str, torch.Tensor], index: int, numerics: Numerics) -> _Layer:
+    name = f"model.layers.{index}"
+
+    def fused(*names: str, has_bias: bool) -> Linear:
+        """One product for several that read the same input."""
+        weight = torch.cat([weights[f"{name}.{part}.weight"] for part in names])
+        bias = torch.cat([weights[f"{name}.{part}.bias"] for part in names]) if has_bias else None
+        return make_linear(weight, bias, numerics)
+
+    return _Layer(
+        input_norm=weights[f"{name}.input_layernorm.weight"],
+        qkv=fused("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", has_bias=config.qkv_bias),
+        q_norm=weights[f"{name}.self_attn.q_norm.weight"] if config.qk_norm else None,
+        k_norm=weights[f"{name}.self_attn.k_norm.weight"] if config.qk_norm else None,
+        output=fused("self_attn.o_proj", has_bias=config.output_bias),
+        post_attention_norm=weights[f"{name}.post_attention_layernorm.weight"],
+        gate_up=fused("mlp.gate_proj", "mlp.up_proj", has_bias=config.mlp_bias),
+        down=fused("mlp.down_proj", has_bias=config.mlp_bias),
+        window=config.layer_windows[index],
+    )
+
+
+def _rotation_table(config: ModelConfig, num_positions: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """cos and sin [num_positions, head_dim / 2] fp32.
+
+    A table made once, because a vectorized cosine may round a value by where it stands in its tensor; the angles are
+    fp32 products of position and frequency, as in transformers.
+    """
+    positions = torch.arange(num_positions, dtype=torch.float32, device=device)
+    frequencies = torch.tensor(config.rope_inv_freq, dtype=torch.float32, device=device)
+    angles = torch.outer(positions, frequencies)
+    return angles.cos() * config.rope_attention_scale, angles.sin() * config.rope_attention_scale
