@@ -3,6 +3,7 @@
 No network. What it cannot serve raises ModelLoadError or ConfigError, which say what and why.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,10 +15,12 @@ from common.kv.layout import KVFormat, KVLayout
 from common.model.batch import ScheduledTokens
 from common.model.config import ModelConfig
 from common.model.identity import fingerprint
+from common.model.int8_product import product_description
 from common.model.linear import Numerics, exactness
 from common.model.loading import prepare_model
 from common.model.model_cache import Progress
 from common.model.prepared import PreparedModel
+from common.model.rotation import ROTATION, rotate
 from common.model.runner import ModelRunner
 from common.model.sampler import SampleRow, sample
 from common.model.transformer import Transformer
@@ -78,7 +81,8 @@ def load_model(
     max_model_len: int | None,
     progress: Progress,
 ) -> LoadedModel:
-    """`source` as in `prepare_model`; `device` "auto", "cpu" or "cuda"; `backend` as in `kernels.ops.select`.
+    """`source` as in `prepare_model`; `device` "auto", "cpu" or "cuda"; `backend` as in `kernels.ops.select`;
+    `numerics` a value of `Numerics`.
 
     `cache_dir` keeps prepared models and compiled kernels. The KV pool takes at most `kv_memory_bytes`.
     `max_model_len` lowers what the model allows (none: all of it); a pool that holds less lowers it too.
@@ -93,20 +97,45 @@ def load_model(
     served_len = _served_len(config, max_model_len, num_blocks * block_size, progress)
     ops = _select_ops(on_device, backend, cache_dir)
     progress(f"loading {prepared.name} on {ops.description}")
-    transformer = Transformer(config, load_weights(prepared, on_device), ops, on_device, numeric_path, served_len)
-    exact, inexact_reason = exactness(numeric_path)
+    weights = load_weights(prepared, on_device)
+    transformer = make_transformer(config, weights, ops, on_device, numeric_path, served_len, progress)
+    exact, inexact_reason = exactness(numeric_path, ops.name)
     return LoadedModel(
         prepared=prepared,
         config=config,
         layout=layout,
         numerics=numeric_path,
-        fingerprint=fingerprint(prepared, layout, numeric_path),
+        fingerprint=fingerprint(prepared, layout, fingerprinted_numerics(numeric_path)),
         runner=ModelRunner(transformer, _make_cache(layout, num_blocks, on_device)),
         ops=ops,
         exact=exact,
         inexact_reason=inexact_reason,
         max_model_len=served_len,
     )
+
+
+def make_transformer(
+    config: ModelConfig,
+    weights: Mapping[str, torch.Tensor],
+    ops: Ops,
+    device: torch.device,
+    numerics: Numerics,
+    max_model_len: int | None,
+    progress: Progress,
+) -> Transformer:
+    """The model on its numeric path: rotated first where activations are quantized. `weights` as in `Transformer`."""
+    if numerics is Numerics.REFERENCE:
+        return Transformer(config, weights, ops, device, numerics, max_model_len)
+    progress(f"int8 products: {product_description(device)}")
+    rotated = rotate(config, weights)
+    for reason in rotated.skipped:
+        progress(f"not rotated: {reason}")
+    return Transformer(rotated.config, rotated.weights, ops, device, numerics, max_model_len, rotated.down_block)
+
+
+def fingerprinted_numerics(numerics: Numerics) -> str:
+    """The numeric path with everything that the values of K and V depend on."""
+    return numerics.value if numerics is Numerics.REFERENCE else f"{numerics}-{ROTATION}"
 
 
 def _resolve_device(device: str) -> torch.device:

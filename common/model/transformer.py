@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from common.kv.cache import KVCache
 from common.model.batch import ForwardBatch
 from common.model.config import ModelConfig
-from common.model.linear import Linear, Numerics, make_linear
+from common.model.linear import Linear, LinearMaker, LinearWeights, Norm, Numerics, linear_maker
 from kernels.batch import AttentionBatch, KVLayerView
 from kernels.ops import Ops
 
@@ -25,14 +25,11 @@ class ForwardResult:
 
 @dataclass(frozen=True, slots=True)
 class _Layer:
-    input_norm: torch.Tensor  # [hidden]
-    qkv: Linear  # hidden -> q heads | k heads | v heads
+    qkv: Linear  # norm, then hidden -> q heads | k heads | v heads
     q_norm: torch.Tensor | None  # [head_dim]
     k_norm: torch.Tensor | None  # [head_dim]
     output: Linear
-    post_attention_norm: torch.Tensor  # [hidden]
-    gate_up: Linear  # hidden -> gate | up
-    down: Linear
+    mlp: Linear  # with its norm, and the residual added
     window: int
 
 
@@ -40,7 +37,8 @@ class Transformer:
     """One model on one device.
 
     `weights` are fp32 tensors on `device` under Hugging Face's names, those of `weights.expected_shapes(config)`.
-    Serves positions below `max_model_len` (none: all that the configuration has).
+    Serves positions below `max_model_len` (none: all that the configuration has). `down_block` is the Hadamard
+    transform that the weights expect on the down projection's input (see `rotation`); 1: none.
     """
 
     def __init__(
@@ -51,15 +49,19 @@ class Transformer:
         device: torch.device,
         numerics: Numerics,
         max_model_len: int | None = None,
+        down_block: int = 1,
     ) -> None:
         self.config = config
         self.device = device
         self._ops = ops
         self._embedding = weights["model.embed_tokens.weight"]
-        self._layers = tuple(_make_layer(config, weights, index, numerics) for index in range(config.num_layers))
-        self._final_norm = weights["model.norm.weight"]
+        maker = linear_maker(numerics, ops)
+        self._layers = tuple(
+            _make_layer(config, weights, index, maker, down_block) for index in range(config.num_layers)
+        )
         head = self._embedding if config.tie_word_embeddings else weights["lm_head.weight"]
-        self._head = make_linear(head, None, numerics)
+        norm = Norm(weights["model.norm.weight"], config.rms_norm_eps)
+        self._head = maker.norm_linear(norm, LinearWeights(head, None))
         self._cos, self._sin = _rotation_table(config, max_model_len or config.max_model_len, device)
 
     def forward(self, batch: ForwardBatch, cache: KVCache) -> ForwardResult:
@@ -71,19 +73,15 @@ class Transformer:
         with torch.inference_mode():
             nonfinite = torch.zeros(batch.token_ids.shape[0], dtype=torch.int32, device=self.device)
             x = self._run_layers(batch, cache, nonfinite)
-            wanted = self._ops.rms_norm(x[batch.logit_rows], self._final_norm, self.config.rms_norm_eps)
-            return ForwardResult(self._head(wanted), nonfinite)
+            return ForwardResult(self._head(x[batch.logit_rows]), nonfinite)
 
     def _run_layers(self, batch: ForwardBatch, cache: KVCache, nonfinite: torch.Tensor) -> torch.Tensor:
         """The residual stream [T, hidden] after the last layer."""
-        eps = self.config.rms_norm_eps
         cos, sin = self._cos[batch.positions], self._sin[batch.positions]
         x = F.embedding(batch.token_ids, self._embedding)
         for index, layer in enumerate(self._layers):
-            normed = self._ops.rms_norm(x, layer.input_norm, eps)
-            x = x + self._attend(layer, normed, cos, sin, cache.layer(index), batch.attention, nonfinite)
-            normed = self._ops.rms_norm(x, layer.post_attention_norm, eps)
-            x = x + layer.down(self._ops.silu_mul(layer.gate_up(normed)))
+            x = x + self._attend(layer, x, cos, sin, cache.layer(index), batch.attention, nonfinite)
+            x = layer.mlp(x)
         return x
 
     def _attend(
@@ -110,24 +108,29 @@ class Transformer:
         return layer.output(attended.reshape(num_tokens, -1))
 
 
-def _make_layer(config: ModelConfig, weights: Mapping[str, torch.Tensor], index: int, numerics: Numerics) -> _Layer:
+def _make_layer(
+    config: ModelConfig, weights: Mapping[str, torch.Tensor], index: int, maker: LinearMaker, down_block: int
+) -> _Layer:
     name = f"model.layers.{index}"
 
-    def fused(*names: str, has_bias: bool) -> Linear:
+    def fused(*names: str, has_bias: bool) -> LinearWeights:
         """One product for several that read the same input."""
         weight = torch.cat([weights[f"{name}.{part}.weight"] for part in names])
         bias = torch.cat([weights[f"{name}.{part}.bias"] for part in names]) if has_bias else None
-        return make_linear(weight, bias, numerics)
+        return LinearWeights(weight, bias)
 
+    def norm(part: str) -> Norm:
+        return Norm(weights[f"{name}.{part}.weight"], config.rms_norm_eps)
+
+    qkv = fused("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", has_bias=config.qkv_bias)
+    gate_up = fused("mlp.gate_proj", "mlp.up_proj", has_bias=config.mlp_bias)
+    down = fused("mlp.down_proj", has_bias=config.mlp_bias)
     return _Layer(
-        input_norm=weights[f"{name}.input_layernorm.weight"],
-        qkv=fused("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", has_bias=config.qkv_bias),
+        qkv=maker.norm_linear(norm("input_layernorm"), qkv),
         q_norm=weights[f"{name}.self_attn.q_norm.weight"] if config.qk_norm else None,
         k_norm=weights[f"{name}.self_attn.k_norm.weight"] if config.qk_norm else None,
-        output=fused("self_attn.o_proj", has_bias=config.output_bias),
-        post_attention_norm=weights[f"{name}.post_attention_layernorm.weight"],
-        gate_up=fused("mlp.gate_proj", "mlp.up_proj", has_bias=config.mlp_bias),
-        down=fused("mlp.down_proj", has_bias=config.mlp_bias),
+        output=maker.linear(fused("self_attn.o_proj", has_bias=config.output_bias)),
+        mlp=maker.mlp(norm("post_attention_layernorm"), gate_up, down, down_block),
         window=config.layer_windows[index],
     )
 

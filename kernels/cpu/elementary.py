@@ -1,4 +1,4 @@
-"""exp, and fp16 by bits (numba has no fp16 on the CPU)."""
+"""exp, the largest magnitude, and fp16 by bits (numba has no fp16 on the CPU)."""
 
 from typing import Any
 
@@ -18,6 +18,8 @@ _C2, _C3, _C4 = np.float32(0.5), np.float32(0.16666576266288757), np.float32(0.0
 _C5, _C6 = np.float32(0.00836323294788599), np.float32(0.0013926250394433737)
 _ONE = np.float32(1.0)
 
+INFINITY_BITS = np.int32(0x7F800000)
+_MAGNITUDE = np.int32(0x7FFFFFFF)
 _FP16_TO_FP32 = np.float32(2.0**112)  # the difference of the exponents' biases
 
 
@@ -41,6 +43,15 @@ def exp_lanes(x: Any) -> Any:
 @numba.njit
 def exp_fp32(x: np.float32) -> np.float32:
     return simd.largest_lane(exp_lanes(simd.splat(x)))
+
+
+@numba.njit
+def largest_magnitude_bits(values: Any, size: int) -> np.int32:
+    """Magnitudes order as their bits do, infinity above every number and NaN above infinity."""
+    largest = np.int32(0)
+    for i in range(size):
+        largest = max(largest, np.int32(np.float32(values[i]).view(np.int32) & _MAGNITUDE))
+    return largest
 
 
 @numba.njit

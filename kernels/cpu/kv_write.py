@@ -6,7 +6,7 @@ import numba
 import numpy as np
 
 from kernels.cpu import simd
-from kernels.cpu.elementary import fp16_to_fp32, fp32_to_fp16
+from kernels.cpu.elementary import INFINITY_BITS, fp16_to_fp32, fp32_to_fp16, largest_magnitude_bits
 from kernels.cpu.problem import LAYER_FIELDS, Layer
 from kernels.cpu.rows import next_rows
 from kernels.ops import QUANT_MAX, SCALE_FLOOR
@@ -16,8 +16,6 @@ _I64, _TENSOR = numba.types.int64, numba.types.float32[:, :, ::1]
 _QUANT_MAX = np.float32(QUANT_MAX)
 _SCALE_FLOOR = np.float32(SCALE_FLOOR)
 _SCALE_END = np.float32(65520.0)  # from here on fp16 rounds to infinity
-_MAGNITUDE = np.int32(0x7FFFFFFF)
-_INFINITY_BITS = np.int32(0x7F800000)
 _ROUNDER = np.float32(3 << 22)  # adding and subtracting it rounds to the nearest integer, ties to even
 
 
@@ -31,20 +29,11 @@ def first_bad_slot(slot_mapping: np.ndarray, num_slots: int) -> int:
 
 
 @numba.njit
-def _largest_magnitude_bits(values: Any, size: int) -> np.int32:
-    """Magnitudes order as their bits do, infinity above every number and NaN above infinity."""
-    largest = np.int32(0)
-    for i in range(size):
-        largest = max(largest, np.int32(np.float32(values[i]).view(np.int32) & _MAGNITUDE))
-    return largest
-
-
-@numba.njit
 def _quantize(values: Any, size: int, target: Any, at: int, scales: Any, scale_at: int) -> np.int32:
     """Returns 1 where the vector cannot be represented, and was written as zeros; else 0."""
-    largest = _largest_magnitude_bits(values, size)
+    largest = largest_magnitude_bits(values, size)
     scale = max(np.int32(largest).view(np.float32) / _QUANT_MAX, _SCALE_FLOOR)
-    if largest >= _INFINITY_BITS or scale >= _SCALE_END:
+    if largest >= INFINITY_BITS or scale >= _SCALE_END:
         for i in range(size):
             target[at + i] = np.int8(0)
         scales[scale_at] = fp32_to_fp16(_SCALE_FLOOR)
@@ -61,7 +50,7 @@ def _quantize(values: Any, size: int, target: Any, at: int, scales: Any, scale_a
 @numba.njit
 def _copy(values: Any, size: int, target: Any, at: int) -> np.int32:
     """Returns 1 where the vector has a NaN or an Inf, and was written as zeros; else 0."""
-    if _largest_magnitude_bits(values, size) >= _INFINITY_BITS:
+    if largest_magnitude_bits(values, size) >= INFINITY_BITS:
         for i in range(size):
             target[at + i] = np.float32(0.0)
         return np.int32(1)

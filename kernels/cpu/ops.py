@@ -17,7 +17,9 @@ from kernels.cpu.attention_entry import (
 )
 from kernels.cpu.kv_write import first_bad_slot, write_kv_rows
 from kernels.cpu.pool import HelperPool
+from kernels.cpu.quantize import add_scaled_rows, quantize_rows, rms_norm_quantize_rows, silu_mul_quantize_rows
 from kernels.cpu.rows import rms_norm_rows, rope_rows, silu_mul_rows
+from kernels.quantized import QuantizedRows
 
 # Below these a helper costs more than it saves: it takes about 50 microseconds to come.
 _SERIAL_ATTENTION_WORK = 1 << 14  # query rows x positions
@@ -28,7 +30,10 @@ _NAMED_FEATURES = ("avx2", "avx512f", "avx512vnni", "avx512bf16", "amx-int8", "n
 
 
 class CpuOps:
-    """See `kernels.ops.Ops`. Uses torch.get_num_threads() threads; results do not depend on their number."""
+    """See `kernels.ops.Ops` and `kernels.quantized.RowQuantizer`.
+
+    Uses torch.get_num_threads() threads; results do not depend on their number.
+    """
 
     name = "cpu"
 
@@ -89,6 +94,32 @@ class CpuOps:
             finish_split_units(*problem, units, slots)
         return output
 
+    def quantize_rows(self, x: torch.Tensor) -> QuantizedRows:
+        x = x.contiguous()
+        out = _empty_rows(x.shape[0], x.shape[1])
+        self._run_rows(quantize_rows, (_array(x), _array(out.values), _array(out.scales)), x)
+        return out
+
+    def rms_norm_quantize(self, x: torch.Tensor, eps: float) -> QuantizedRows:
+        x = x.contiguous()
+        out = _empty_rows(x.shape[0], x.shape[1])
+        self._run_rows(rms_norm_quantize_rows, (_array(x), eps, _array(out.values), _array(out.scales)), x)
+        return out
+
+    def silu_mul_quantize(self, gate_up: torch.Tensor, row_scales: torch.Tensor | None, block: int) -> QuantizedRows:
+        gate_up = gate_up.contiguous()
+        scales = np.empty(0, np.float32) if row_scales is None else _array(row_scales)
+        out = _empty_rows(gate_up.shape[0], gate_up.shape[1] // 2)
+        arrays = (_array(gate_up), scales, block, _array(out.values), _array(out.scales))
+        self._run_rows(silu_mul_quantize_rows, arrays, gate_up)
+        return out
+
+    def add_scaled(self, x: torch.Tensor, product: torch.Tensor, row_scales: torch.Tensor) -> torch.Tensor:
+        x, product = x.contiguous(), product.contiguous()
+        out = torch.empty_like(x)
+        self._run_rows(add_scaled_rows, (_array(x), _array(product), _array(row_scales), _array(out)), x)
+        return out
+
     def _run_rows(self, kernel: Callable[..., None], args: tuple[Any, ...], rows: torch.Tensor) -> None:
         num_threads = torch.get_num_threads() if rows.numel() > _SERIAL_ELEMENTS else 1
         part_rows = max(1, rows.shape[0] // (num_threads * _PARTS_PER_THREAD)) if num_threads > 1 else rows.shape[0]
@@ -100,6 +131,10 @@ class CpuOps:
             job()
         else:
             self._pool.run(job, num_threads)
+
+
+def _empty_rows(num_rows: int, width: int) -> QuantizedRows:
+    return QuantizedRows(torch.empty((num_rows, width), dtype=torch.uint8), torch.empty(num_rows))
 
 
 def _array(tensor: torch.Tensor) -> np.ndarray[Any, Any]:

@@ -26,6 +26,33 @@ def next_rows(next_part: Any, part_rows: int, num_rows: int) -> Any:
     return begin, min(begin + part_rows, num_rows)
 
 
+@numba.njit
+def sum_squares(values: Any, size: int) -> np.float32:
+    sums = simd.splat(_ZERO)
+    for at in range(0, size - LANES + 1, LANES):
+        lanes = simd.load(values, at)
+        sums = simd.fma(lanes, lanes, sums)
+    total = simd.sum_lanes(sums)
+    for i in range(size // LANES * LANES, size):
+        total = simd.fma(values[i], values[i], total)
+    return total
+
+
+@numba.njit
+def silu_mul_row(source: Any, scale: np.float32, target: Any, width: int) -> None:
+    """source [2 * width], times `scale` -> silu(first half) * second half."""
+    whole = width // LANES * LANES
+    scales = simd.splat(scale)
+    for at in range(0, whole, LANES):
+        gate = simd.multiply(simd.load(source, at), scales)
+        up = simd.multiply(simd.load(source, width + at), scales)
+        silu = simd.divide(gate, simd.add(simd.splat(_ONE), exp_lanes(simd.subtract(simd.splat(_ZERO), gate))))
+        simd.store(target, at, simd.multiply(silu, up))
+    for i in range(whole, width):
+        gate_value = source[i] * scale
+        target[i] = gate_value / (_ONE + exp_fp32(-gate_value)) * (source[width + i] * scale)
+
+
 @numba.njit(_VOID(_ROWS, _FLOATS, _F32, _ROWS, _I64, _COUNTER), cache=True, nogil=True)
 def rms_norm_rows(x, weight, eps, out, part_rows, next_part):
     width = x.shape[1]
@@ -33,14 +60,7 @@ def rms_norm_rows(x, weight, eps, out, part_rows, next_part):
     while begin < end:
         for row in range(begin, end):
             values = simd.floats(x[row].ctypes.data)
-            sums = simd.splat(_ZERO)
-            for at in range(0, width - LANES + 1, LANES):
-                lanes = simd.load(values, at)
-                sums = simd.fma(lanes, lanes, sums)
-            total = simd.sum_lanes(sums)
-            for i in range(width // LANES * LANES, width):
-                total = simd.fma(values[i], values[i], total)
-            factor = _ONE / np.sqrt(total / np.float32(width) + eps)
+            factor = _ONE / np.sqrt(sum_squares(values, width) / np.float32(width) + eps)
             for i in range(width):
                 out[row, i] = values[i] * factor * weight[i]
         begin, end = next_rows(next_part, part_rows, x.shape[0])
@@ -62,16 +82,9 @@ def rope_rows(x, cos, sin, out, part_rows, next_part):
 
 @numba.njit(_VOID(_ROWS, _ROWS, _I64, _COUNTER), cache=True, nogil=True)
 def silu_mul_rows(gate_up, out, part_rows, next_part):
-    width = out.shape[1]
-    whole = width // LANES * LANES
     begin, end = next_rows(next_part, part_rows, out.shape[0])
     while begin < end:
         for row in range(begin, end):
             source, target = simd.floats(gate_up[row].ctypes.data), simd.floats(out[row].ctypes.data)
-            for at in range(0, whole, LANES):
-                gate = simd.load(source, at)
-                silu = simd.divide(gate, simd.add(simd.splat(_ONE), exp_lanes(simd.subtract(simd.splat(_ZERO), gate))))
-                simd.store(target, at, simd.multiply(silu, simd.load(source, width + at)))
-            for i in range(whole, width):
-                target[i] = source[i] / (_ONE + exp_fp32(-source[i])) * source[width + i]
+            silu_mul_row(source, _ONE, target, out.shape[1])
         begin, end = next_rows(next_part, part_rows, out.shape[0])

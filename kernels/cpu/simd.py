@@ -52,6 +52,7 @@ def _pointer(element: Any) -> Any:
 
 floats = _pointer(types.float32)
 bytes_signed = _pointer(types.int8)
+bytes_unsigned = _pointer(types.uint8)
 halves = _pointer(types.uint16)  # the bits of fp16
 ints32 = _pointer(types.int32)
 ints64 = _pointer(types.int64)
