@@ -1,6 +1,7 @@
 """Milliseconds of decode steps and of a prompt, reference numerics against int8: interleaved, in one process.
 
-The machine may be shared: trust the ratios. `python -m bench.numerics_speed`.
+The machine may be shared: times are the least of all rounds, ratios the medians of each round's.
+`python -m bench.numerics_speed`.
 """
 
 import argparse
@@ -8,6 +9,7 @@ import json
 import sys
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from statistics import median
 
 import torch
@@ -32,8 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     report = {name: _measure(models, scheduled, arguments.rounds) for name, scheduled in _steps().items()}
     print(f"{'step':24}{'reference ms':>14}{'int8 ms':>10}{'ratio':>8}")
     for name, times in report.items():
-        reference, int8 = times[Numerics.REFERENCE], times[Numerics.INT8]
-        print(f"{name:24}{reference:14.2f}{int8:10.2f}{int8 / reference:8.2f}")
+        print(f"{name:24}{times['reference']:14.2f}{times['int8']:10.2f}{times['ratio']:8.2f}")
     print(json.dumps({"threads": torch.get_num_threads(), "backend": models[Numerics.INT8].ops.description} | report))
     return 0
 
@@ -67,15 +68,15 @@ def _steps() -> dict[str, list[ScheduledTokens]]:
     return steps | {f"prompt of {_PROMPT}": prompt}
 
 
-def _measure(
-    models: dict[Numerics, LoadedModel], scheduled: list[ScheduledTokens], rounds: int
-) -> dict[Numerics, float]:
-    """Medians in ms, the models taking turns."""
+def _measure(models: dict[Numerics, LoadedModel], scheduled: list[ScheduledTokens], rounds: int) -> dict[str, float]:
+    """The least ms of each path, and the median ratio of int8 to reference, the two taking turns."""
     times: dict[Numerics, list[float]] = {numerics: [] for numerics in models}
     for _ in range(rounds + 1):
         for numerics, model in models.items():
-            times[numerics].append(_elapsed_ms(lambda runner=model.runner: runner.run(scheduled)))
-    return {numerics: median(values[1:]) for numerics, values in times.items()}
+            times[numerics].append(_elapsed_ms(partial(model.runner.run, scheduled)))
+    reference, int8 = times[Numerics.REFERENCE][1:], times[Numerics.INT8][1:]
+    ratio = median(b / a for a, b in zip(reference, int8, strict=True))
+    return {"reference": min(reference), "int8": min(int8), "ratio": ratio}
 
 
 def _elapsed_ms(step: Callable[[], object]) -> float:

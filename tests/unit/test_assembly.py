@@ -59,6 +59,24 @@ def test_a_loaded_model(folder: Path, shared_cache: Path, kv_format: KVFormat) -
     assert any(model.ops.description in line for line in lines)
 
 
+def test_int8_is_exact_with_the_cpu_backend_alone(folder: Path, shared_cache: Path) -> None:
+    lines: list[str] = []
+    model = load(folder, shared_cache, numerics="int8", backend="cpu", progress=lines.append)
+    assert (model.exact, model.inexact_reason) == (True, "")
+    assert any("int8 products" in line for line in lines)
+    plain = load(folder, shared_cache, numerics="int8")
+    assert not plain.exact
+    assert "reference backend" in plain.inexact_reason
+    model.warm_up()
+    plain.warm_up()
+
+
+def test_the_fingerprint_names_the_rotation(folder: Path, shared_cache: Path) -> None:
+    model = load(folder, shared_cache, numerics="int8")
+    assert model.fingerprint == fingerprint(model.prepared, model.layout, "int8-rot1")
+    assert model.fingerprint != load(folder, shared_cache).fingerprint
+
+
 @pytest.mark.parametrize("num_blocks", [1, 2, 5, 200])
 @pytest.mark.parametrize("kv_format", KVFormat)
 def test_warm_up_fits_every_pool(folder: Path, shared_cache: Path, kv_format: KVFormat, num_blocks: int) -> None:
