@@ -6,6 +6,7 @@ import numba
 import numpy as np
 
 from kernels.cpu import simd
+from kernels.cpu.compiling import compiled, entry_point
 from kernels.cpu.elementary import fp16_to_fp32, fp32_to_fp16
 from kernels.cpu.problem import LAYER_FIELDS, Layer
 from kernels.cpu.rows import next_rows
@@ -21,7 +22,7 @@ _INFINITY_BITS = np.int32(0x7F800000)
 _ROUNDER = np.float32(3 << 22)  # adding and subtracting it rounds to the nearest integer, ties to even
 
 
-@numba.njit(_I64(_I64[::1], _I64), cache=True)
+@entry_point(_I64(_I64[::1], _I64))
 def first_bad_slot(slot_mapping: np.ndarray, num_slots: int) -> int:
     """Index of the first slot that is not in the pool, or -1."""
     for i in range(slot_mapping.shape[0]):
@@ -30,7 +31,7 @@ def first_bad_slot(slot_mapping: np.ndarray, num_slots: int) -> int:
     return -1
 
 
-@numba.njit
+@compiled
 def _largest_magnitude_bits(values: Any, size: int) -> np.int32:
     """Magnitudes order as their bits do, infinity above every number and NaN above infinity."""
     largest = np.int32(0)
@@ -39,7 +40,7 @@ def _largest_magnitude_bits(values: Any, size: int) -> np.int32:
     return largest
 
 
-@numba.njit
+@compiled
 def _quantize(values: Any, size: int, target: Any, at: int, scales: Any, scale_at: int) -> np.int32:
     """Returns 1 where the vector cannot be represented, and was written as zeros; else 0."""
     largest = _largest_magnitude_bits(values, size)
@@ -58,7 +59,7 @@ def _quantize(values: Any, size: int, target: Any, at: int, scales: Any, scale_a
     return np.int32(0)
 
 
-@numba.njit
+@compiled
 def _copy(values: Any, size: int, target: Any, at: int) -> np.int32:
     """Returns 1 where the vector has a NaN or an Inf, and was written as zeros; else 0."""
     if _largest_magnitude_bits(values, size) >= _INFINITY_BITS:
@@ -70,11 +71,7 @@ def _copy(values: Any, size: int, target: Any, at: int) -> np.int32:
     return np.int32(0)
 
 
-@numba.njit(
-    numba.types.void(_TENSOR, _TENSOR, LAYER_FIELDS, _I64[::1], numba.types.int32[::1], _I64, _I64[::1]),
-    cache=True,
-    nogil=True,
-)
+@entry_point(numba.types.void(_TENSOR, _TENSOR, LAYER_FIELDS, _I64[::1], numba.types.int32[::1], _I64, _I64[::1]))
 def write_kv_rows(
     k: Any, v: Any, layer_fields: tuple[int, ...], slot_mapping: Any, nonfinite: Any, part_rows: int, next_part: Any
 ) -> None:

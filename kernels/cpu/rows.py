@@ -10,6 +10,7 @@ import numba
 import numpy as np
 
 from kernels.cpu import simd
+from kernels.cpu.compiling import entry_point, inlined
 from kernels.cpu.elementary import exp_fp32, exp_lanes
 from kernels.cpu.simd import LANES
 
@@ -20,14 +21,14 @@ _VOID = numba.types.void
 _ZERO, _ONE = np.float32(0.0), np.float32(1.0)
 
 
-@numba.njit(inline="always")
+@inlined
 def next_rows(next_part: Any, part_rows: int, num_rows: int) -> Any:
     begin = simd.take_next(simd.ints64(next_part.ctypes.data)) * part_rows
     return begin, min(begin + part_rows, num_rows)
 
 
-@numba.njit(_VOID(_ROWS, _FLOATS, _F32, _ROWS, _I64, _COUNTER), cache=True, nogil=True)
-def rms_norm_rows(x, weight, eps, out, part_rows, next_part):
+@entry_point(_VOID(_ROWS, _FLOATS, _F32, _ROWS, _I64, _COUNTER))
+def rms_norm_rows(x: Any, weight: Any, eps: Any, out: Any, part_rows: int, next_part: Any) -> None:
     width = x.shape[1]
     begin, end = next_rows(next_part, part_rows, x.shape[0])
     while begin < end:
@@ -46,8 +47,8 @@ def rms_norm_rows(x, weight, eps, out, part_rows, next_part):
         begin, end = next_rows(next_part, part_rows, x.shape[0])
 
 
-@numba.njit(_VOID(_F32[:, :, ::1], _ROWS, _ROWS, _F32[:, :, ::1], _I64, _COUNTER), cache=True, nogil=True)
-def rope_rows(x, cos, sin, out, part_rows, next_part):
+@entry_point(_VOID(_F32[:, :, ::1], _ROWS, _ROWS, _F32[:, :, ::1], _I64, _COUNTER))
+def rope_rows(x: Any, cos: Any, sin: Any, out: Any, part_rows: int, next_part: Any) -> None:
     half = x.shape[2] // 2
     begin, end = next_rows(next_part, part_rows, x.shape[0])
     while begin < end:
@@ -60,8 +61,8 @@ def rope_rows(x, cos, sin, out, part_rows, next_part):
         begin, end = next_rows(next_part, part_rows, x.shape[0])
 
 
-@numba.njit(_VOID(_ROWS, _ROWS, _I64, _COUNTER), cache=True, nogil=True)
-def silu_mul_rows(gate_up, out, part_rows, next_part):
+@entry_point(_VOID(_ROWS, _ROWS, _I64, _COUNTER))
+def silu_mul_rows(gate_up: Any, out: Any, part_rows: int, next_part: Any) -> None:
     width = out.shape[1]
     whole = width // LANES * LANES
     begin, end = next_rows(next_part, part_rows, out.shape[0])
