@@ -38,9 +38,16 @@ class LoadedModel:
     fingerprint: bytes  # 32 bytes
     runner: ModelRunner
     ops: Ops
-    exact: bool
-    inexact_reason: str  # empty when exact
     max_model_len: int  # prompt and output tokens together
+
+    @property
+    def exact(self) -> bool:
+        return exactness(self.numerics)[0]
+
+    @property
+    def inexact_reason(self) -> str:
+        """Empty when exact."""
+        return exactness(self.numerics)[1]
 
     @property
     def num_blocks(self) -> int:
@@ -94,7 +101,6 @@ def load_model(
     ops = _select_ops(on_device, backend, cache_dir)
     progress(f"loading {prepared.name} on {ops.description}")
     transformer = Transformer(config, load_weights(prepared, on_device), ops, on_device, numeric_path, served_len)
-    exact, inexact_reason = exactness(numeric_path)
     return LoadedModel(
         prepared=prepared,
         config=config,
@@ -103,8 +109,6 @@ def load_model(
         fingerprint=fingerprint(prepared, layout, numeric_path),
         runner=ModelRunner(transformer, _make_cache(layout, num_blocks, on_device)),
         ops=ops,
-        exact=exact,
-        inexact_reason=inexact_reason,
         max_model_len=served_len,
     )
 
