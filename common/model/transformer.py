@@ -14,7 +14,7 @@ from common.model.batch import ForwardBatch
 from common.model.config import ModelConfig
 from common.model.linear import Linear, Numerics, make_linear
 from kernels.batch import AttentionBatch, KVLayerView
-from kernels.ops import Ops
+from kernels.contract import Ops
 
 
 @dataclass(frozen=True, slots=True)

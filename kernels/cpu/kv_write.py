@@ -5,12 +5,12 @@ from typing import Any
 import numba
 import numpy as np
 
+from kernels.contract import QUANT_MAX, SCALE_FLOOR
 from kernels.cpu import simd
 from kernels.cpu.compiling import compiled, entry_point
 from kernels.cpu.elementary import fp16_to_fp32, fp32_to_fp16
 from kernels.cpu.problem import LAYER_FIELDS, Layer
 from kernels.cpu.rows import next_rows
-from kernels.ops import QUANT_MAX, SCALE_FLOOR
 
 _I64, _TENSOR = numba.types.int64, numba.types.float32[:, :, ::1]
 

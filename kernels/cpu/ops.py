@@ -28,7 +28,7 @@ _NAMED_FEATURES = ("avx2", "avx512f", "avx512vnni", "avx512bf16", "amx-int8", "n
 
 
 class CpuOps:
-    """See `kernels.ops.Ops`. Uses torch.get_num_threads() threads; results do not depend on their number."""
+    """See `kernels.contract.Ops`. Uses torch.get_num_threads() threads; results do not depend on their number."""
 
     name = "cpu"
 

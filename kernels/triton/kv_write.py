@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 
 from kernels.batch import KVLayerView
-from kernels.ops import QUANT_MAX, SCALE_FLOOR
+from kernels.contract import QUANT_MAX, SCALE_FLOOR
 from kernels.triton.layer import layer_argument
 
 FP16_OVERFLOW = tl.constexpr(65520.0)
