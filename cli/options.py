@@ -9,6 +9,7 @@ from typing import Self, TypeVar
 from cli.topology import Topology
 
 MAX_PORT = 65_535
+NUMERICS = ("reference", "int8")  # `common.model.linear.Numerics`, which cannot be imported without torch
 NumberT = TypeVar("NumberT", int, float)
 
 
@@ -21,6 +22,7 @@ class StackOptions:
     port: int
     model: str  # the default's name, a .gguf file or a Hugging Face folder
     kv_memory_mib: int | None  # of each worker; None: the worker's own default
+    numerics: str | None  # of all workers; None: the worker's own default
     speculation: bool
     redis_url: str  # empty: an embedded index is started
     grace_s: float
@@ -39,6 +41,11 @@ def add_stack_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--port", type=_port, default=8000, help="the gateway's port (default: 8000)")
     add_model_argument(parser)
     parser.add_argument("--kv-memory-mib", type=_positive(int), metavar="N", help="KV cache of each worker")
+    parser.add_argument(
+        "--numerics",
+        choices=NUMERICS,
+        help="numeric path of the workers: fp32 products, or int8 products, exact on CPUs (default: reference)",
+    )
     parser.add_argument("--no-speculation", dest="speculation", action="store_false", help="no draft tokens")
     parser.add_argument("--redis-url", default="", metavar="URL", help="prefix index in this Redis (default: embedded)")
     parser.add_argument(

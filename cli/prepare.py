@@ -6,6 +6,7 @@ import sys
 from cli.options import add_model_argument
 from cli.progress import Progress
 from common.config import cache_dir
+from kernels.cpu.code_folder import must_compile
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -25,4 +26,6 @@ def prepare(model: str, progress: Progress) -> str:
     with progress.reminder("still preparing the model"):
         prepared = prepare_model(model, cache_dir(), progress.step)
     progress.step(f"{prepared.name} is prepared in {prepared.folder}")
+    if must_compile(cache_dir()):
+        progress.step("the CPU kernels will be compiled for this machine (about 20 s, once)")
     return prepared.name

@@ -48,6 +48,8 @@ def engine_flags(options: StackOptions, redis_url: str) -> list[str]:
     flags = ["--model", options.model, "--redis-url", redis_url]
     if options.kv_memory_mib is not None:
         flags += ["--kv-memory-mib", str(options.kv_memory_mib)]
+    if options.numerics is not None:
+        flags += ["--numerics", options.numerics]
     return flags
 
 

@@ -8,7 +8,7 @@ from typing import Protocol, runtime_checkable
 
 import torch
 
-from kernels.ops import QUANT_MAX, Ops
+from kernels.contract import QUANT_MAX, Ops
 
 ZERO_POINT = 128
 """Quantized activations are stored as unsigned bytes, value + ZERO_POINT: the form that CPUs multiply fastest."""

@@ -148,31 +148,34 @@ class HandOff:
 
     async def _push_some(self, sender: KVSender, num_ready: int, num_valid_tokens: int) -> None:
         started_s, before = time.monotonic(), sender.num_blocks_pushed
-        await sender.push(self._job.table.block_ids, num_ready, num_valid_tokens)
-        num_blocks = sender.num_blocks_pushed - before
-        if num_blocks:
-            self._span(names.SPAN_KV_PUSH, started_s, time.monotonic(), {names.ATTR_NUM_BLOCKS: num_blocks})
+        try:
+            await sender.push(self._job.table.block_ids, num_ready, num_valid_tokens)
+        finally:
+            num_blocks = sender.num_blocks_pushed - before
+            if num_blocks:
+                self._span(names.SPAN_KV_PUSH, started_s, time.monotonic(), {names.ATTR_NUM_BLOCKS: num_blocks})
 
     async def _commit(self, sender: KVSender, sampled: FirstTokenSampled) -> prefill_pb2.HandedOff:
         started_s = time.monotonic()
-        result = await sender.commit(
-            decode_pb2.Commit(
-                first_token=token_to_pb(sampled.token),
-                num_prompt_tokens=len(self._job.token_ids),
-                num_blocks=len(self._job.table.block_ids),
-                num_cached_tokens=self._job.num_cached_tokens,
-            )
+        commit = decode_pb2.Commit(
+            first_token=token_to_pb(sampled.token),
+            num_prompt_tokens=len(self._job.token_ids),
+            num_blocks=len(self._job.table.block_ids),
+            num_cached_tokens=self._job.num_cached_tokens,
         )
-        ended_s = time.monotonic()
-        self._span(
-            names.SPAN_KV_COMMIT,
-            started_s,
-            ended_s,
-            {names.ATTR_NUM_BLOCKS: result.num_blocks, names.ATTR_NUM_BYTES: result.num_bytes},
-        )
+        try:
+            await sender.commit(commit)
+        finally:
+            # Also when cancelled: a short answer can be over before the acknowledgement has been read.
+            ended_s = time.monotonic()
+            attributes = {
+                names.ATTR_NUM_BLOCKS: sender.num_blocks_pushed,
+                names.ATTR_NUM_BYTES: sender.num_bytes_pushed,
+            }
+            self._span(names.SPAN_KV_COMMIT, started_s, ended_s, attributes)
         return prefill_pb2.HandedOff(
-            num_blocks_pushed=result.num_blocks,
-            num_bytes_pushed=result.num_bytes,
+            num_blocks_pushed=sender.num_blocks_pushed,
+            num_bytes_pushed=sender.num_bytes_pushed,
             exposed_transfer_s=ended_s - sampled.sampled_s,
         )
 

@@ -9,7 +9,6 @@ Owns the PushBlocks call, nothing else: the job's blocks are freed by whoever st
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass
 
 import grpc
 
@@ -21,12 +20,6 @@ from common.pb import decode_pb2, decode_pb2_grpc
 from common.rpc.status import rpc_error_to_exception
 
 MAX_QUEUED_FRAMES = 2
-
-
-@dataclass(frozen=True, slots=True)
-class PushResult:
-    num_blocks: int
-    num_bytes: int
 
 
 class KVSender:
@@ -53,7 +46,7 @@ class KVSender:
         self._next_block = first_block
         self._on_frame = on_frame
         self._sequence_number = 0
-        self._num_bytes = 0
+        self.num_bytes_pushed = 0
         self._frames: asyncio.Queue[decode_pb2.PushFrame | None] = asyncio.Queue(MAX_QUEUED_FRAMES)
         self._call: asyncio.Task[None] | None = None
 
@@ -71,17 +64,16 @@ class KVSender:
         for start, end in frame_runs(self._next_block, num_ready, self._cache.layout):
             payload = self._cache.read_blocks(block_ids[start:end], num_valid_tokens - start * block_size)
             await self._send(make_frame(self._sequence_number, start, end - start, payload))
-            self._num_bytes += len(payload)
+            self.num_bytes_pushed += len(payload)
             self._next_block = end
             self._on_frame(len(payload))
 
-    async def commit(self, commit: decode_pb2.Commit) -> PushResult:
+    async def commit(self, commit: decode_pb2.Commit) -> None:
         """Ends the transfer; returns once decode has acknowledged that it holds every block."""
         await self._send(decode_pb2.PushFrame(sequence_number=self._sequence_number, commit=commit))
         await self._frames.put(None)
         assert self._call is not None
         await self._call
-        return PushResult(self.num_blocks_pushed, self._num_bytes)
 
     async def close(self) -> None:
         """Ends the call, if it is still open, and returns when nothing of it runs any more. Idempotent."""

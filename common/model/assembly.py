@@ -41,9 +41,16 @@ class LoadedModel:
     fingerprint: bytes  # 32 bytes
     runner: ModelRunner
     ops: Ops
-    exact: bool
-    inexact_reason: str  # empty when exact
     max_model_len: int  # prompt and output tokens together
+
+    @property
+    def exact(self) -> bool:
+        return exactness(self.numerics, self.ops.name)[0]
+
+    @property
+    def inexact_reason(self) -> str:
+        """Empty when exact."""
+        return exactness(self.numerics, self.ops.name)[1]
 
     @property
     def num_blocks(self) -> int:
@@ -99,7 +106,6 @@ def load_model(
     progress(f"loading {prepared.name} on {ops.description}")
     weights = load_weights(prepared, on_device)
     transformer = make_transformer(config, weights, ops, on_device, numeric_path, served_len, progress)
-    exact, inexact_reason = exactness(numeric_path, ops.name)
     return LoadedModel(
         prepared=prepared,
         config=config,
@@ -108,8 +114,6 @@ def load_model(
         fingerprint=fingerprint(prepared, layout, fingerprinted_numerics(numeric_path)),
         runner=ModelRunner(transformer, _make_cache(layout, num_blocks, on_device)),
         ops=ops,
-        exact=exact,
-        inexact_reason=inexact_reason,
         max_model_len=served_len,
     )
 

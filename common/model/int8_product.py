@@ -11,7 +11,7 @@ from functools import cache
 import torch
 import torch.nn.functional as F
 
-from kernels.ops import QUANT_MAX
+from kernels.contract import QUANT_MAX
 from kernels.quantized import ZERO_POINT, QuantizedRows
 
 _WEIGHT_SCALE_FLOOR = 2.0**-100

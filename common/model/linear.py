@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 
 from common.model.int8_product import Int8Product, make_int8_product
-from kernels.ops import Ops
+from kernels.contract import Ops
 from kernels.quantized import QuantizedRows, RowQuantizer, hadamard, row_quantizer
 
 _EXACT_BACKENDS = ("cpu",)
@@ -61,7 +61,7 @@ class LinearMaker(Protocol):
 def exactness(numerics: Numerics, backend: str) -> tuple[bool, str]:
     """Whether a row's result is bit-identical whatever rows it is computed with; if not, why (else empty).
 
-    `backend` is the name of the operations between the products (`kernels.ops.Ops.name`).
+    `backend` is the name of the operations between the products (`kernels.contract.Ops.name`).
     """
     if numerics is Numerics.REFERENCE:
         return False, "fp32 matrix products round differently for different numbers of rows"

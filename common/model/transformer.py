@@ -14,7 +14,7 @@ from common.model.batch import ForwardBatch
 from common.model.config import ModelConfig
 from common.model.linear import Linear, LinearMaker, LinearWeights, Norm, Numerics, linear_maker
 from kernels.batch import AttentionBatch, KVLayerView
-from kernels.ops import Ops
+from kernels.contract import Ops
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,7 @@ class Transformer:
         cos, sin = self._cos[batch.positions], self._sin[batch.positions]
         x = F.embedding(batch.token_ids, self._embedding)
         for index, layer in enumerate(self._layers):
-            x = x + self._attend(layer, x, cos, sin, cache.layer(index), batch.attention, nonfinite)
+            x += self._attend(layer, x, cos, sin, cache.layer(index), batch.attention, nonfinite)
             x = layer.mlp(x)
         return x
 
@@ -97,12 +97,14 @@ class Transformer:
         config = self.config
         num_tokens = x.shape[0]
         heads = layer.qkv(x).view(num_tokens, -1, config.head_dim)
-        q, k, v = heads.split((config.num_heads, config.num_kv_heads, config.num_kv_heads), dim=1)
+        num_rotated = config.num_heads + config.num_kv_heads
+        rotated, v = heads[:, :num_rotated], heads[:, num_rotated:]
         if layer.q_norm is not None and layer.k_norm is not None:
-            q = self._ops.rms_norm(q, layer.q_norm, config.rms_norm_eps)
-            k = self._ops.rms_norm(k, layer.k_norm, config.rms_norm_eps)
-        q = self._ops.rope(q, cos, sin)
-        k = self._ops.rope(k, cos, sin)
+            q = self._ops.rms_norm(rotated[:, : config.num_heads], layer.q_norm, config.rms_norm_eps)
+            k = self._ops.rms_norm(rotated[:, config.num_heads :], layer.k_norm, config.rms_norm_eps)
+            rotated = torch.cat((q, k), dim=1)
+        rotated = self._ops.rope(rotated, cos, sin)
+        q, k = rotated[:, : config.num_heads], rotated[:, config.num_heads :]
         self._ops.write_kv(k, v, kv, attention.slot_mapping, nonfinite)
         attended = self._ops.paged_attention(q, kv, attention, config.head_dim**-0.5, layer.window)
         return layer.output(attended.reshape(num_tokens, -1))

@@ -6,7 +6,7 @@ from typing import Any
 
 
 class Cleanups:
-    """Runs each coroutine to its end in a task of its own; the caller waits for it, and may be cancelled while it does."""
+    """Runs each coroutine to its end in a task of its own; the caller waits for it, and may be cancelled meanwhile."""
 
     def __init__(self) -> None:
         self._tasks: set[asyncio.Task[None]] = set()

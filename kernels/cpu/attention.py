@@ -7,10 +7,10 @@ an online softmax, partitions folded in ascending order. Masked positions add ex
 
 from typing import Any
 
-import numba
 import numpy as np
 
 from kernels.cpu import simd
+from kernels.cpu.compiling import inlined
 from kernels.cpu.elementary import exp_fp32, exp_lanes
 from kernels.cpu.plan import (
     END_PARTITION,
@@ -35,7 +35,7 @@ _ZERO = np.float32(0.0)
 _NONE_YET = np.float32(-np.inf)
 
 
-@numba.njit(inline="always")
+@inlined
 def run_task(problem: Problem, unit: Any, begin: int, end: int, scratch: Scratch, slots: Any) -> None:
     """Partitions begin .. end of a unit: folded and written out, or (split units) left in the unit's slots.
 
@@ -56,7 +56,7 @@ def run_task(problem: Problem, unit: Any, begin: int, end: int, scratch: Scratch
         _write_output(problem, unit, scratch)
 
 
-@numba.njit(inline="always")
+@inlined
 def finish_split_unit(problem: Problem, unit: Any, scratch: Scratch, slots: Any) -> None:
     """Folds a split unit's slots as `run_task` folds partitions, and writes the output."""
     rows = unit[NUM_QUERIES] * problem.group_size
@@ -66,20 +66,20 @@ def finish_split_unit(problem: Problem, unit: Any, scratch: Scratch, slots: Any)
     _write_output(problem, unit, scratch)
 
 
-@numba.njit(inline="always")
+@inlined
 def _visible(problem: Problem, unit: Any, query: int) -> tuple[int, int]:
     query_start, context_lens = simd.ints32(problem.query_start), simd.ints32(problem.context_lens)
     return visible(query_start, context_lens, problem.window, unit[SEQUENCE], unit[FIRST_QUERY] + query)
 
 
-@numba.njit(inline="always")
+@inlined
 def _row_offset(problem: Problem, unit: Any, query: int) -> int:
     """Where the unit's query heads of one position start in `queries` and `output`."""
     token = simd.ints32(problem.query_start)[unit[SEQUENCE]] + unit[FIRST_QUERY] + query
     return (token * problem.layer.num_kv_heads + unit[KV_HEAD]) * problem.group_size * problem.layer.head_dim
 
 
-@numba.njit(inline="always")
+@inlined
 def _load_queries(problem: Problem, unit: Any, scratch: Scratch) -> None:
     queries, size = simd.floats(problem.queries), problem.group_size * problem.layer.head_dim
     for i in range(unit[NUM_QUERIES]):
@@ -88,7 +88,7 @@ def _load_queries(problem: Problem, unit: Any, scratch: Scratch) -> None:
             scratch.queries[i * size + n] = queries[source + n] * problem.scale
 
 
-@numba.njit(inline="always")
+@inlined
 def _attend_partition(problem: Problem, unit: Any, partition: int, scratch: Scratch) -> None:
     rows = unit[NUM_QUERIES] * problem.group_size
     for row in range(rows):
@@ -106,7 +106,7 @@ def _attend_partition(problem: Problem, unit: Any, partition: int, scratch: Scra
                 _attend_rows(problem, unit, row, min(MAX_ROWS, rows - row), start, scratch)
 
 
-@numba.njit(inline="always")
+@inlined
 def _attend_rows(problem: Problem, unit: Any, row: int, count: int, start: int, scratch: Scratch) -> None:
     """Joins rows row .. row + count with the loaded tile at position `start`."""
     first, _ = _visible(problem, unit, row // problem.group_size)
@@ -117,8 +117,9 @@ def _attend_rows(problem: Problem, unit: Any, row: int, count: int, start: int, 
     for at in range(0, count * TILE, LANES):
         simd.store(scores, at, simd.splat(_ZERO))
     add_product(
-        count, TILE // LANES, scores, 0, TILE, scratch.queries, row * head_dim, head_dim, scratch.keys, TILE, head_dim
-    )
+        count, TILE // LANES, scores, 0, TILE, scratch.queries, row * head_dim, head_dim, scratch.keys, 0, TILE,
+        head_dim,
+    )  # fmt: skip
     for i in range(count):
         begin, end = _visible(problem, unit, (row + i) // problem.group_size)
         begin, end = max(0, begin - start), min(TILE, end - start)
@@ -126,13 +127,14 @@ def _attend_rows(problem: Problem, unit: Any, row: int, count: int, start: int, 
             _weigh(scratch, row + i, i * TILE, begin, end)
         else:
             _mask(scores, i * TILE, 0, 0, _ZERO)
-    depth = min(TILE, last - start)
+    first, last = max(0, first - start), min(TILE, last - start)  # what none of these rows sees is not even read
     add_product(
-        count, width // LANES, scratch.output, row * width, width, scores, 0, TILE, scratch.values, width, depth
-    )
+        count, width // LANES, scratch.output, row * width, width, scores, first, TILE, scratch.values, first * width,
+        width, last - first,
+    )  # fmt: skip
 
 
-@numba.njit(inline="always")
+@inlined
 def _weigh(scratch: Scratch, row: int, at: int, begin: int, end: int) -> None:
     """Scores [at, at + TILE) -> weights of the values; the row's peak, mass and output move to the new peak.
 
@@ -161,7 +163,7 @@ def _weigh(scratch: Scratch, row: int, at: int, begin: int, end: int) -> None:
     simd.store(scratch.mass, row * LANES, mass)
 
 
-@numba.njit(inline="always")
+@inlined
 def _mask(scores: Any, at: int, begin: int, end: int, value: np.float32) -> None:
     for j in range(begin):
         scores[at + j] = value
@@ -169,7 +171,7 @@ def _mask(scores: Any, at: int, begin: int, end: int, value: np.float32) -> None
         scores[at + j] = value
 
 
-@numba.njit(inline="always")
+@inlined
 def _rescale(scratch: Scratch, row: int, factor: np.float32) -> None:
     factors = simd.splat(factor)
     simd.store(scratch.mass, row * LANES, simd.multiply(simd.load(scratch.mass, row * LANES), factors))
@@ -177,7 +179,7 @@ def _rescale(scratch: Scratch, row: int, factor: np.float32) -> None:
         simd.store(scratch.output, at, simd.multiply(simd.load(scratch.output, at), factors))
 
 
-@numba.njit(inline="always")
+@inlined
 def _reset_total(scratch: Scratch, rows: int) -> None:
     for row in range(rows):
         scratch.total_peak[row] = _NONE_YET
@@ -186,7 +188,7 @@ def _reset_total(scratch: Scratch, rows: int) -> None:
         simd.store(scratch.total_output, at, simd.splat(_ZERO))
 
 
-@numba.njit(inline="always")
+@inlined
 def _fold(scratch: Scratch, rows: int, part: Any, part_row: int) -> None:
     """Joins one partition's rows (peak, mass, output from `part_row` on) with the totals; a row that saw nothing in
     it stays as it was."""
@@ -207,7 +209,7 @@ def _fold(scratch: Scratch, rows: int, part: Any, part_row: int) -> None:
             simd.store(scratch.total_output, row * width + d, simd.fma(total, olds, added))
 
 
-@numba.njit(inline="always")
+@inlined
 def _store_slot(scratch: Scratch, rows: int, slots: Any, slot_row: int) -> None:
     for row in range(rows):
         slots[0][slot_row + row] = scratch.peak[row]
@@ -217,7 +219,7 @@ def _store_slot(scratch: Scratch, rows: int, slots: Any, slot_row: int) -> None:
         simd.store(slots[2], slot_row * scratch.width + at, simd.load(scratch.output, at))
 
 
-@numba.njit(inline="always")
+@inlined
 def _write_output(problem: Problem, unit: Any, scratch: Scratch) -> None:
     output = simd.floats(problem.output)
     for i in range(unit[NUM_QUERIES]):

@@ -7,6 +7,7 @@ import numpy as np
 
 from kernels.cpu import simd
 from kernels.cpu.attention import finish_split_unit, run_task
+from kernels.cpu.compiling import compiled, entry_point
 from kernels.cpu.plan import (
     NOT_SPLIT,
     SLOT,
@@ -25,7 +26,7 @@ _I64_ROWS, _COUNTER, _FLOATS = _I64[:, ::1], _I64[::1], _F32[::1]
 _PLAN = numba.types.Tuple((_I64_ROWS, _I64_ROWS, _FLOATS, _I64))
 
 
-@numba.njit
+@compiled
 def _slot_pointers(problem: Problem, slots: np.ndarray) -> Any:
     """Peaks, masses and outputs of slots."""
     rows = slots.size // (1 + simd.LANES + row_width(problem))
@@ -33,7 +34,7 @@ def _slot_pointers(problem: Problem, slots: np.ndarray) -> Any:
     return simd.floats(peaks), simd.floats(peaks + 4 * rows), simd.floats(peaks + 4 * rows * (1 + simd.LANES))
 
 
-@numba.njit(_I64(LAYER_FIELDS, _F32, PROBLEM_FIELDS), cache=True)
+@entry_point(_I64(LAYER_FIELDS, _F32, PROBLEM_FIELDS))
 def first_bad_sequence(layer_fields: tuple[int, ...], scale: float, fields: tuple[int, ...]) -> int:
     """The first sequence whose context has a block id that is not in the pool, or -1."""
     problem = Problem(Layer(*layer_fields), scale, *fields)
@@ -45,7 +46,7 @@ def first_bad_sequence(layer_fields: tuple[int, ...], scale: float, fields: tupl
     return -1
 
 
-@numba.njit(_PLAN(LAYER_FIELDS, _F32, PROBLEM_FIELDS, _I64), cache=True)
+@entry_point(_PLAN(LAYER_FIELDS, _F32, PROBLEM_FIELDS, _I64))
 def plan_attention(layer_fields: tuple[int, ...], scale: float, fields: tuple[int, ...], num_workers: int) -> Any:
     """Units, tasks, memory for split units' partial results, and the work of all: query rows x positions."""
     problem = Problem(Layer(*layer_fields), scale, *fields)
@@ -58,11 +59,7 @@ def plan_attention(layer_fields: tuple[int, ...], scale: float, fields: tuple[in
     return units, plan_tasks(units), slots, work.sum()
 
 
-@numba.njit(
-    numba.types.void(LAYER_FIELDS, _F32, PROBLEM_FIELDS, _I64_ROWS, _I64_ROWS, _FLOATS, _COUNTER),
-    cache=True,
-    nogil=True,
-)
+@entry_point(numba.types.void(LAYER_FIELDS, _F32, PROBLEM_FIELDS, _I64_ROWS, _I64_ROWS, _FLOATS, _COUNTER))
 def run_attention_tasks(
     layer_fields: tuple[int, ...], scale: float, fields: tuple[int, ...], units: Any, tasks: Any, slots: Any,
     next_task: Any,
@@ -82,7 +79,7 @@ def run_attention_tasks(
     simd.keep_alive(memory)
 
 
-@numba.njit(numba.types.void(LAYER_FIELDS, _F32, PROBLEM_FIELDS, _I64_ROWS, _FLOATS), cache=True, nogil=True)
+@entry_point(numba.types.void(LAYER_FIELDS, _F32, PROBLEM_FIELDS, _I64_ROWS, _FLOATS))
 def finish_split_units(
     layer_fields: tuple[int, ...], scale: float, fields: tuple[int, ...], units: Any, slots: Any
 ) -> None:

@@ -2,10 +2,10 @@
 
 from typing import Any
 
-import numba
 import numpy as np
 
 from kernels.cpu import simd
+from kernels.cpu.compiling import compiled
 
 _LOG2_E = np.float32(1.4426950216293335)
 _LN2_HIGH = np.float32(0.693359375)  # few bits: n * _LN2_HIGH is exact
@@ -23,11 +23,11 @@ _MAGNITUDE = np.int32(0x7FFFFFFF)
 _FP16_TO_FP32 = np.float32(2.0**112)  # the difference of the exponents' biases
 
 
-@numba.njit
+@compiled
 def exp_lanes(x: Any) -> Any:
-    """e^x of lanes, within 2 units in the last place; x is clamped to [-87, 88]; NaN stays NaN."""
-    x = simd.larger(simd.splat(_EXP_MIN), x)
-    x = simd.smaller(simd.splat(_EXP_MAX), x)
+    """e^x of lanes, within 2 units in the last place; 0 below -87, e^88 above 88; NaN stays NaN."""
+    given = x
+    x = simd.smaller(simd.splat(_EXP_MAX), simd.larger(simd.splat(_EXP_MIN), x))
     shifted = simd.fma(x, simd.splat(_LOG2_E), simd.splat(_ROUNDER))
     n = simd.subtract(shifted, simd.splat(_ROUNDER))
     r = simd.fma(n, simd.splat(-_LN2_LOW), simd.fma(n, simd.splat(-_LN2_HIGH), x))
@@ -37,15 +37,15 @@ def exp_lanes(x: Any) -> Any:
     p = simd.fma(p, r, simd.splat(_C2))
     p = simd.fma(p, r, simd.splat(_ONE))
     p = simd.fma(p, r, simd.splat(_ONE))
-    return simd.multiply(p, simd.power_of_two(shifted))
+    return simd.zero_where_less(given, simd.splat(_EXP_MIN), simd.multiply(p, simd.power_of_two(shifted)))
 
 
-@numba.njit
+@compiled
 def exp_fp32(x: np.float32) -> np.float32:
     return simd.largest_lane(exp_lanes(simd.splat(x)))
 
 
-@numba.njit
+@compiled
 def largest_magnitude_bits(values: Any, size: int) -> np.int32:
     """Magnitudes order as their bits do, infinity above every number and NaN above infinity."""
     largest = np.int32(0)
@@ -54,13 +54,13 @@ def largest_magnitude_bits(values: Any, size: int) -> np.int32:
     return largest
 
 
-@numba.njit
+@compiled
 def fp16_to_fp32(bits: np.uint16) -> np.float32:
     """Precondition: positive and finite. Exact, subnormals included."""
     return np.int32(np.int32(bits) << np.int32(13)).view(np.float32) * _FP16_TO_FP32
 
 
-@numba.njit
+@compiled
 def fp32_to_fp16(value: np.float32) -> np.uint16:
     """Nearest, ties to even. Precondition: 2^-14 <= value < 65520, so that the result is normal and finite."""
     bits = np.float32(value).view(np.int32)

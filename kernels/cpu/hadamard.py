@@ -2,11 +2,10 @@
 
 from typing import Any
 
-import numba
 from llvmlite import ir
-from numba.extending import intrinsic
 
 from kernels.cpu import simd
+from kernels.cpu.compiling import compiled, intrinsic
 from kernels.cpu.simd import LANES, VECTOR, WORDS
 
 
@@ -29,7 +28,7 @@ def _hadamard_lanes(typing: Any, value: Any) -> Any:
     return simd.lanes(simd.lanes), emit
 
 
-@numba.njit
+@compiled
 def hadamard_in_place(values: Any, size: int, block: int) -> None:
     """`values` points to `size` fp32 values. Precondition: `block` is a power of two and divides `size`."""
     distance = 1
@@ -43,7 +42,7 @@ def hadamard_in_place(values: Any, size: int, block: int) -> None:
         distance *= 2
 
 
-@numba.njit
+@compiled
 def _add_and_subtract(values: Any, begin: int, distance: int) -> None:
     if distance < LANES:
         for i in range(begin, begin + distance):

@@ -5,11 +5,12 @@ from typing import Any
 import numba
 import numpy as np
 
+from kernels.contract import QUANT_MAX, SCALE_FLOOR
 from kernels.cpu import simd
+from kernels.cpu.compiling import compiled, entry_point
 from kernels.cpu.elementary import INFINITY_BITS, fp16_to_fp32, fp32_to_fp16, largest_magnitude_bits
 from kernels.cpu.problem import LAYER_FIELDS, Layer
 from kernels.cpu.rows import next_rows
-from kernels.ops import QUANT_MAX, SCALE_FLOOR
 
 _I64, _TENSOR = numba.types.int64, numba.types.float32[:, :, ::1]
 
@@ -19,7 +20,7 @@ _SCALE_END = np.float32(65520.0)  # from here on fp16 rounds to infinity
 _ROUNDER = np.float32(3 << 22)  # adding and subtracting it rounds to the nearest integer, ties to even
 
 
-@numba.njit(_I64(_I64[::1], _I64), cache=True)
+@entry_point(_I64(_I64[::1], _I64))
 def first_bad_slot(slot_mapping: np.ndarray, num_slots: int) -> int:
     """Index of the first slot that is not in the pool, or -1."""
     for i in range(slot_mapping.shape[0]):
@@ -28,7 +29,7 @@ def first_bad_slot(slot_mapping: np.ndarray, num_slots: int) -> int:
     return -1
 
 
-@numba.njit
+@compiled
 def _quantize(values: Any, size: int, target: Any, at: int, scales: Any, scale_at: int) -> np.int32:
     """Returns 1 where the vector cannot be represented, and was written as zeros; else 0."""
     largest = largest_magnitude_bits(values, size)
@@ -47,7 +48,7 @@ def _quantize(values: Any, size: int, target: Any, at: int, scales: Any, scale_a
     return np.int32(0)
 
 
-@numba.njit
+@compiled
 def _copy(values: Any, size: int, target: Any, at: int) -> np.int32:
     """Returns 1 where the vector has a NaN or an Inf, and was written as zeros; else 0."""
     if largest_magnitude_bits(values, size) >= INFINITY_BITS:
@@ -59,11 +60,7 @@ def _copy(values: Any, size: int, target: Any, at: int) -> np.int32:
     return np.int32(0)
 
 
-@numba.njit(
-    numba.types.void(_TENSOR, _TENSOR, LAYER_FIELDS, _I64[::1], numba.types.int32[::1], _I64, _I64[::1]),
-    cache=True,
-    nogil=True,
-)
+@entry_point(numba.types.void(_TENSOR, _TENSOR, LAYER_FIELDS, _I64[::1], numba.types.int32[::1], _I64, _I64[::1]))
 def write_kv_rows(
     k: Any, v: Any, layer_fields: tuple[int, ...], slot_mapping: Any, nonfinite: Any, part_rows: int, next_part: Any
 ) -> None:

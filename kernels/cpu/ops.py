@@ -23,14 +23,14 @@ from kernels.quantized import QuantizedRows
 
 # Below these a helper costs more than it saves: it takes about 50 microseconds to come.
 _SERIAL_ATTENTION_WORK = 1 << 14  # query rows x positions
-_SERIAL_ELEMENTS = 1 << 16
+_SERIAL_ELEMENTS = 1 << 18
 _PARTS_PER_THREAD = 4
 
 _NAMED_FEATURES = ("avx2", "avx512f", "avx512vnni", "avx512bf16", "amx-int8", "neon", "dotprod", "i8mm", "sve")
 
 
 class CpuOps:
-    """See `kernels.ops.Ops` and `kernels.quantized.RowQuantizer`.
+    """See `kernels.contract.Ops` and `kernels.quantized.RowQuantizer`.
 
     Uses torch.get_num_threads() threads; results do not depend on their number.
     """
@@ -145,12 +145,14 @@ def _layer_fields(layer: KVLayerView) -> tuple[int, ...]:
     """As `kernels.cpu.problem.Layer`."""
     num_blocks, num_kv_heads, block_size, head_dim = layer.k.shape
     strides = layer.k.stride()
-    assert layer.v.stride() == strides and strides[3] == 1, "K and V must be laid out alike, dimensions side by side"
+    assert layer.v.stride() == strides, "K and V must be laid out alike"
+    assert strides[3] == 1, "a vector's dimensions must lie side by side"
     if layer.k_scale is None or layer.v_scale is None:
         assert layer.k.dtype == layer.v.dtype == torch.float32
         scales = (0, 0, 0, 0, 0)
     else:
-        assert layer.k.dtype == layer.v.dtype == torch.int8 and layer.k_scale.dtype == torch.float16
+        assert layer.k.dtype == layer.v.dtype == torch.int8
+        assert layer.k_scale.dtype == layer.v_scale.dtype == torch.float16
         assert layer.v_scale.stride() == layer.k_scale.stride(), "the scales of K and V must be laid out alike"
         scales = (layer.k_scale.data_ptr(), layer.v_scale.data_ptr(), *layer.k_scale.stride())
     values = (layer.k.data_ptr(), layer.v.data_ptr(), *strides[:3])
@@ -163,9 +165,12 @@ def _batch_fields(
     """As `kernels.cpu.problem.Problem` from `queries` on."""
     num_tokens, num_heads, head_dim = q.shape
     num_kv_heads = layer.k.shape[1]
-    assert q.dtype == torch.float32 and head_dim == layer.k.shape[3] and num_heads % num_kv_heads == 0
+    assert q.dtype == torch.float32
+    assert head_dim == layer.k.shape[3]
+    assert num_heads % num_kv_heads == 0
     for tensor in (batch.query_start, batch.context_lens, batch.block_tables):
-        assert tensor.dtype == torch.int32 and tensor.stride(-1) == 1
+        assert tensor.dtype == torch.int32
+        assert tensor.stride(-1) == 1
     assert int(batch.query_start[-1]) == num_tokens
     return (
         q.data_ptr(),

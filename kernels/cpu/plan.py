@@ -6,8 +6,9 @@ is a large part of the whole is split into one task per partition of the context
 
 from typing import Any
 
-import numba
 import numpy as np
+
+from kernels.cpu.compiling import compiled
 
 TILE = 64
 """Context positions whose keys and values are widened at once. Part of the arithmetic, as PARTITION is."""
@@ -25,25 +26,25 @@ TASK_UNIT, TASK_BEGIN, TASK_END = range(3)
 TASK_COLUMNS = 3
 
 
-@numba.njit
+@compiled
 def _unit_queries(group_size: int) -> int:
     return max(1, _MAX_UNIT_ROWS // group_size)
 
 
-@numba.njit
+@compiled
 def unit_rows(group_size: int) -> int:
     """Most query rows of one unit, which share a widened tile."""
     return _unit_queries(group_size) * group_size
 
 
-@numba.njit
+@compiled
 def visible(query_start: Any, context_lens: Any, window: int, sequence: int, query: int) -> tuple[int, int]:
     """Positions begin .. end that the sequence's `query`-th new position attends to."""
     end = context_lens[sequence] - (query_start[sequence + 1] - query_start[sequence]) + query + 1
     return (max(0, end - window) if window > 0 else 0), end
 
 
-@numba.njit
+@compiled
 def plan_units(
     query_start: Any, context_lens: Any, num_sequences: int, num_kv_heads: int, group_size: int, window: int
 ) -> tuple[np.ndarray, np.ndarray]:
@@ -69,7 +70,7 @@ def plan_units(
     return units, work
 
 
-@numba.njit
+@compiled
 def split_units(units: np.ndarray, work: np.ndarray, num_workers: int) -> int:
     """Gives units that would keep one worker too long a run of slots, one per partition; returns how many slots."""
     total, num_slots = work.sum(), 0
@@ -81,7 +82,7 @@ def split_units(units: np.ndarray, work: np.ndarray, num_workers: int) -> int:
     return num_slots
 
 
-@numba.njit
+@compiled
 def plan_tasks(units: np.ndarray) -> np.ndarray:
     """Tasks [num_tasks, TASK_COLUMNS] int64: a whole unit, or one partition of a split one."""
     num_tasks = 0

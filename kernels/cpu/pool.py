@@ -13,42 +13,43 @@ Job = Callable[[], object]
 
 
 class _SharedJob:
-    """open -> closed by the caller; helpers enter only while it is open."""
+    """Open, then closed by the caller; helpers enter only while it is open."""
 
     def __init__(self, job: Job) -> None:
-        self._job = job
+        self._job: Job | None = job
         self._lock = threading.Lock()
-        self._is_open = True
         self._num_inside = 0
-        self._last_left = threading.Lock()
-        self.error: BaseException | None = None
+        self._empty = threading.Condition(self._lock)
+        self._error: MemoryError | None = None
 
     def help(self) -> None:
         with self._lock:
-            if not self._is_open:
+            job = self._job
+            if job is None:
                 return
             self._num_inside += 1
-            if self._num_inside == 1:
-                self._last_left.acquire()
+        error = None
         try:
-            self._job()
-        finally:
-            with self._lock:
-                self._num_inside -= 1
-                if self._num_inside == 0:
-                    self._last_left.release()
+            job()
+        except MemoryError as caught:  # all that compiled jobs raise
+            error = caught
+        with self._lock:
+            self._error = error or self._error
+            self._num_inside -= 1
+            self._empty.notify()
 
     def close(self) -> None:
-        """Returns when no helper is inside; none enters afterwards."""
+        """Returns when no helper is inside; none enters afterwards, and one that would holds on to nothing."""
         with self._lock:
-            self._is_open = False
-            nobody = self._num_inside == 0
-        if not nobody:
-            self._last_left.acquire()
+            self._job = None
+            while self._num_inside:
+                self._empty.wait()
+        if self._error is not None:
+            raise self._error
 
 
 class HelperPool:
-    """Up to `num_threads - 1` helpers, started when first needed. Any thread may call `run`."""
+    """Helpers are started when first needed. Any thread may call `run`."""
 
     def __init__(self) -> None:
         self._jobs: queue.SimpleQueue[_SharedJob] = queue.SimpleQueue()
@@ -71,11 +72,11 @@ class HelperPool:
             return
         with self._start_lock:
             while self._num_helpers < count:
-                threading.Thread(
-                    target=self._help_forever, name=f"kernel-helper-{self._num_helpers}", daemon=True
-                ).start()
+                name = f"kernel-helper-{self._num_helpers}"
+                threading.Thread(target=_help_forever, args=(self._jobs,), name=name, daemon=True).start()
                 self._num_helpers += 1
 
-    def _help_forever(self) -> None:
-        while True:
-            self._jobs.get().help()
+
+def _help_forever(jobs: "queue.SimpleQueue[_SharedJob]") -> None:
+    while True:
+        jobs.get().help()

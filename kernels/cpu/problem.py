@@ -6,6 +6,7 @@ import numba
 import numpy as np
 
 from kernels.cpu import simd
+from kernels.cpu.compiling import compiled
 from kernels.cpu.plan import TILE, unit_rows
 from kernels.cpu.products import MAX_ROWS
 from kernels.cpu.simd import LANES
@@ -34,7 +35,7 @@ class Problem(NamedTuple):
     """One call of paged attention. Memory is named by address."""
 
     layer: Layer
-    scale: np.float32
+    scale: Any  # fp32
     queries: int  # [T, num_kv_heads, group_size, head_dim] fp32
     output: int  # the same
     group_size: int
@@ -70,12 +71,12 @@ class Scratch(NamedTuple):
     width: int  # head_dim rounded up to whole lanes
 
 
-@numba.njit
+@compiled
 def row_width(problem: Problem) -> int:
     return -(-problem.layer.head_dim // LANES) * LANES
 
 
-@numba.njit
+@compiled
 def scratch_size(problem: Problem) -> int:
     """Elements of one worker's memory."""
     rows, width = unit_rows(problem.group_size), row_width(problem)
@@ -84,7 +85,7 @@ def scratch_size(problem: Problem) -> int:
     )
 
 
-@numba.njit
+@compiled
 def lay_out_scratch(problem: Problem, address: int) -> Scratch:
     """Divides a worker's memory [scratch_size]. What is read before it is written is initialized: lanes of padding,
     and what a partial tile leaves of keys and scales."""

@@ -2,10 +2,9 @@
 
 from typing import Any
 
-import numba
 from numba import types
-from numba.extending import intrinsic
 
+from kernels.cpu.compiling import compiled, intrinsic
 from kernels.cpu.simd import I64, LANES, VECTOR, fma_function, index, lanes_at, splatted
 
 MAX_ROWS = 4
@@ -69,26 +68,29 @@ _tile_3x4 = _fma_tile(3, _MAX_COLUMNS)
 _tile_4x4 = _fma_tile(4, _MAX_COLUMNS)
 
 
-@numba.njit
+@compiled
 def add_product(
     rows: int, columns: int, y: Any, y_at: int, y_stride: int, a: Any, a_at: int, a_stride: int,
-    b: Any, b_stride: int, depth: int,
+    b: Any, b_at: int, b_stride: int, depth: int,
 ) -> None:  # fmt: skip
-    """y[rows, 16 * columns] += a[rows, depth] @ b[depth, 16 * columns], 1 <= rows <= MAX_ROWS, depth >= 1."""
+    """y[rows, 16 * columns] += a[rows, depth] @ b[depth, 16 * columns], 1 <= rows <= MAX_ROWS, depth >= 1.
+
+    Each is given by a pointer, its first element's offset and the stride of its rows.
+    """
     done = 0
     while columns - done >= _MAX_COLUMNS:
         at = done * LANES
         if rows == 4:
-            _tile_4x4(y, y_at + at, y_stride, a, a_at, a_stride, b, at, b_stride, depth)
+            _tile_4x4(y, y_at + at, y_stride, a, a_at, a_stride, b, b_at + at, b_stride, depth)
         elif rows == 3:
-            _tile_3x4(y, y_at + at, y_stride, a, a_at, a_stride, b, at, b_stride, depth)
+            _tile_3x4(y, y_at + at, y_stride, a, a_at, a_stride, b, b_at + at, b_stride, depth)
         elif rows == 2:
-            _tile_2x4(y, y_at + at, y_stride, a, a_at, a_stride, b, at, b_stride, depth)
+            _tile_2x4(y, y_at + at, y_stride, a, a_at, a_stride, b, b_at + at, b_stride, depth)
         else:
-            _tile_1x4(y, y_at + at, y_stride, a, a_at, a_stride, b, at, b_stride, depth)
+            _tile_1x4(y, y_at + at, y_stride, a, a_at, a_stride, b, b_at + at, b_stride, depth)
         done += _MAX_COLUMNS
     while done < columns:
         for r in range(rows):
             at = done * LANES
-            _tile_1x1(y, y_at + r * y_stride + at, 0, a, a_at + r * a_stride, 0, b, at, b_stride, depth)
+            _tile_1x1(y, y_at + r * y_stride + at, 0, a, a_at + r * a_stride, 0, b, b_at + at, b_stride, depth)
         done += 1

@@ -8,12 +8,13 @@ from typing import Any
 import numba
 import numpy as np
 
+from kernels.contract import QUANT_MAX
 from kernels.cpu import simd
+from kernels.cpu.compiling import compiled, entry_point
 from kernels.cpu.elementary import INFINITY_BITS, largest_magnitude_bits
 from kernels.cpu.hadamard import hadamard_in_place
 from kernels.cpu.rows import next_rows, silu_mul_row, sum_squares
 from kernels.cpu.simd import LANES
-from kernels.ops import QUANT_MAX
 from kernels.quantized import ROW_SCALE_FLOOR, ZERO_POINT
 
 _I64, _F32 = numba.types.int64, numba.types.float32
@@ -29,7 +30,7 @@ _ROUNDER = np.float32(3 << 22)  # adding it leaves the nearest integer, ties to 
 _ROUNDER_BITS = np.int32(_ROUNDER.view(np.int32))
 
 
-@numba.njit
+@compiled
 def _quantize_row(values: Any, size: int, target: Any) -> np.float32:
     """Returns the scale, NaN for a row with a NaN or an Inf."""
     largest = largest_magnitude_bits(values, size)
@@ -44,8 +45,8 @@ def _quantize_row(values: Any, size: int, target: Any) -> np.float32:
     return scale
 
 
-@numba.njit(_VOID(_ROWS, _BYTES, _FLOATS, _I64, _COUNTER), cache=True, nogil=True)
-def quantize_rows(x, values, scales, part_rows, next_part):
+@entry_point(_VOID(_ROWS, _BYTES, _FLOATS, _I64, _COUNTER))
+def quantize_rows(x: Any, values: Any, scales: Any, part_rows: int, next_part: Any) -> None:
     begin, end = next_rows(next_part, part_rows, x.shape[0])
     while begin < end:
         for row in range(begin, end):
@@ -54,8 +55,8 @@ def quantize_rows(x, values, scales, part_rows, next_part):
         begin, end = next_rows(next_part, part_rows, x.shape[0])
 
 
-@numba.njit(_VOID(_ROWS, _F32, _BYTES, _FLOATS, _I64, _COUNTER), cache=True, nogil=True)
-def rms_norm_quantize_rows(x, eps, values, scales, part_rows, next_part):
+@entry_point(_VOID(_ROWS, _F32, _BYTES, _FLOATS, _I64, _COUNTER))
+def rms_norm_quantize_rows(x: Any, eps: Any, values: Any, scales: Any, part_rows: int, next_part: Any) -> None:
     """The norm is one factor for a row: it multiplies the scale, and the quantized values are those of x itself."""
     width = x.shape[1]
     begin, end = next_rows(next_part, part_rows, x.shape[0])
@@ -67,8 +68,10 @@ def rms_norm_quantize_rows(x, eps, values, scales, part_rows, next_part):
         begin, end = next_rows(next_part, part_rows, x.shape[0])
 
 
-@numba.njit(_VOID(_ROWS, _FLOATS, _I64, _BYTES, _FLOATS, _I64, _COUNTER), cache=True, nogil=True)
-def silu_mul_quantize_rows(gate_up, row_scales, block, values, scales, part_rows, next_part):
+@entry_point(_VOID(_ROWS, _FLOATS, _I64, _BYTES, _FLOATS, _I64, _COUNTER))
+def silu_mul_quantize_rows(
+    gate_up: Any, row_scales: Any, block: int, values: Any, scales: Any, part_rows: int, next_part: Any
+) -> None:
     """row_scales [T], or [0] for none."""
     width = values.shape[1]
     factor = np.float32(1.0 / np.sqrt(np.float64(block)))
@@ -85,8 +88,8 @@ def silu_mul_quantize_rows(gate_up, row_scales, block, values, scales, part_rows
     simd.keep_alive(scratch)
 
 
-@numba.njit(_VOID(_ROWS, _ROWS, _FLOATS, _ROWS, _I64, _COUNTER), cache=True, nogil=True)
-def add_scaled_rows(x, product, row_scales, out, part_rows, next_part):
+@entry_point(_VOID(_ROWS, _ROWS, _FLOATS, _ROWS, _I64, _COUNTER))
+def add_scaled_rows(x: Any, product: Any, row_scales: Any, out: Any, part_rows: int, next_part: Any) -> None:
     width = x.shape[1]
     whole = width // LANES * LANES
     begin, end = next_rows(next_part, part_rows, x.shape[0])

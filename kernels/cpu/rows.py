@@ -10,6 +10,7 @@ import numba
 import numpy as np
 
 from kernels.cpu import simd
+from kernels.cpu.compiling import compiled, entry_point, inlined
 from kernels.cpu.elementary import exp_fp32, exp_lanes
 from kernels.cpu.simd import LANES
 
@@ -20,13 +21,13 @@ _VOID = numba.types.void
 _ZERO, _ONE = np.float32(0.0), np.float32(1.0)
 
 
-@numba.njit(inline="always")
+@inlined
 def next_rows(next_part: Any, part_rows: int, num_rows: int) -> Any:
     begin = simd.take_next(simd.ints64(next_part.ctypes.data)) * part_rows
     return begin, min(begin + part_rows, num_rows)
 
 
-@numba.njit
+@compiled
 def sum_squares(values: Any, size: int) -> np.float32:
     sums = simd.splat(_ZERO)
     for at in range(0, size - LANES + 1, LANES):
@@ -38,7 +39,7 @@ def sum_squares(values: Any, size: int) -> np.float32:
     return total
 
 
-@numba.njit
+@compiled
 def silu_mul_row(source: Any, scale: np.float32, target: Any, width: int) -> None:
     """source [2 * width], times `scale` -> silu(first half) * second half."""
     whole = width // LANES * LANES
@@ -53,8 +54,8 @@ def silu_mul_row(source: Any, scale: np.float32, target: Any, width: int) -> Non
         target[i] = gate_value / (_ONE + exp_fp32(-gate_value)) * (source[width + i] * scale)
 
 
-@numba.njit(_VOID(_ROWS, _FLOATS, _F32, _ROWS, _I64, _COUNTER), cache=True, nogil=True)
-def rms_norm_rows(x, weight, eps, out, part_rows, next_part):
+@entry_point(_VOID(_ROWS, _FLOATS, _F32, _ROWS, _I64, _COUNTER))
+def rms_norm_rows(x: Any, weight: Any, eps: Any, out: Any, part_rows: int, next_part: Any) -> None:
     width = x.shape[1]
     begin, end = next_rows(next_part, part_rows, x.shape[0])
     while begin < end:
@@ -66,8 +67,8 @@ def rms_norm_rows(x, weight, eps, out, part_rows, next_part):
         begin, end = next_rows(next_part, part_rows, x.shape[0])
 
 
-@numba.njit(_VOID(_F32[:, :, ::1], _ROWS, _ROWS, _F32[:, :, ::1], _I64, _COUNTER), cache=True, nogil=True)
-def rope_rows(x, cos, sin, out, part_rows, next_part):
+@entry_point(_VOID(_F32[:, :, ::1], _ROWS, _ROWS, _F32[:, :, ::1], _I64, _COUNTER))
+def rope_rows(x: Any, cos: Any, sin: Any, out: Any, part_rows: int, next_part: Any) -> None:
     half = x.shape[2] // 2
     begin, end = next_rows(next_part, part_rows, x.shape[0])
     while begin < end:
@@ -80,11 +81,12 @@ def rope_rows(x, cos, sin, out, part_rows, next_part):
         begin, end = next_rows(next_part, part_rows, x.shape[0])
 
 
-@numba.njit(_VOID(_ROWS, _ROWS, _I64, _COUNTER), cache=True, nogil=True)
-def silu_mul_rows(gate_up, out, part_rows, next_part):
+@entry_point(_VOID(_ROWS, _ROWS, _I64, _COUNTER))
+def silu_mul_rows(gate_up: Any, out: Any, part_rows: int, next_part: Any) -> None:
+    width = out.shape[1]
     begin, end = next_rows(next_part, part_rows, out.shape[0])
     while begin < end:
         for row in range(begin, end):
             source, target = simd.floats(gate_up[row].ctypes.data), simd.floats(out[row].ctypes.data)
-            silu_mul_row(source, _ONE, target, out.shape[1])
+            silu_mul_row(source, _ONE, target, width)
         begin, end = next_rows(next_part, part_rows, out.shape[0])

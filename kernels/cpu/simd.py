@@ -11,7 +11,9 @@ from typing import Any
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
-from numba.extending import intrinsic, models, register_model
+from numba.extending import models, register_model
+
+from kernels.cpu.compiling import intrinsic
 
 LANES = 16
 
@@ -102,6 +104,16 @@ multiply = _elementwise(lambda builder, a, b: builder.fmul(a, b))
 divide = _elementwise(lambda builder, a, b: builder.fdiv(a, b))
 larger = _elementwise(_larger)  # NaN in either: the second
 smaller = _elementwise(lambda builder, a, b: builder.select(builder.fcmp_ordered("<", a, b), a, b))  # as above
+
+
+@intrinsic
+def zero_where_less(typing: Any, a: Any, b: Any, value: Any) -> Any:
+    """`value`, but 0 in lanes where a < b."""
+
+    def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.select(builder.fcmp_ordered("<", args[0], args[1]), ir.Constant(VECTOR, None), args[2])
+
+    return lanes(lanes, lanes, lanes), emit
 
 
 @intrinsic

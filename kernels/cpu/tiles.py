@@ -5,10 +5,10 @@ Scales stay apart, to be applied to scores and weights. Nothing past the wanted 
 
 from typing import Any
 
-import numba
 import numpy as np
 
 from kernels.cpu import simd
+from kernels.cpu.compiling import inlined
 from kernels.cpu.elementary import fp16_to_fp32
 from kernels.cpu.plan import TILE
 from kernels.cpu.problem import Layer, Problem, Scratch
@@ -16,7 +16,7 @@ from kernels.cpu.simd import LANES
 from kernels.cpu.widening import WIDE, widen, widen_transposed
 
 
-@numba.njit(inline="always")
+@inlined
 def load_tile(problem: Problem, sequence: int, head: int, start: int, count: int, scratch: Scratch) -> None:
     """Positions start .. start + count. The rest of the tile's keys and scales is left over or stale."""
     layer, table = problem.layer, simd.ints32(problem.block_tables)
@@ -37,7 +37,7 @@ def load_tile(problem: Problem, sequence: int, head: int, start: int, count: int
         done += run
 
 
-@numba.njit(inline="always")
+@inlined
 def _load_wide_keys(layer: Layer, at: int, done: int, run: int, scratch: Scratch) -> int:
     """As `_load_keys`, for as many leading dimensions as can be shuffled; returns their number."""
     if layer.block_size % LANES != 0:
@@ -49,7 +49,7 @@ def _load_wide_keys(layer: Layer, at: int, done: int, run: int, scratch: Scratch
     return wide
 
 
-@numba.njit(inline="always")
+@inlined
 def _load_keys(layer: Layer, k: Any, at: int, first_dim: int, done: int, run: int, scratch: Scratch) -> None:
     """Keys of `run` positions of one block, to positions done .. done + run of the tile."""
     for j in range(run):
@@ -57,7 +57,7 @@ def _load_keys(layer: Layer, k: Any, at: int, first_dim: int, done: int, run: in
             scratch.keys[d * TILE + done + j] = np.float32(k[at + j * layer.position_stride + d])
 
 
-@numba.njit(inline="always")
+@inlined
 def _load_values(layer: Layer, v: Any, at: int, done: int, run: int, scratch: Scratch) -> None:
     whole = layer.head_dim // LANES * LANES
     for j in range(run):
@@ -68,7 +68,7 @@ def _load_values(layer: Layer, v: Any, at: int, done: int, run: int, scratch: Sc
             scratch.values[target + d] = np.float32(v[source + d])
 
 
-@numba.njit(inline="always")
+@inlined
 def _load_scales(layer: Layer, block: int, head: int, offset: int, done: int, run: int, scratch: Scratch) -> None:
     k_scale, v_scale = simd.halves(layer.k_scale), simd.halves(layer.v_scale)
     at = block * layer.scale_block_stride + head * layer.scale_head_stride

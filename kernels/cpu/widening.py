@@ -4,8 +4,8 @@ from typing import Any
 
 from llvmlite import ir
 from numba import types
-from numba.extending import intrinsic
 
+from kernels.cpu.compiling import intrinsic
 from kernels.cpu.simd import I8, LANES, VECTOR, WORDS, index, lanes_at, words
 
 WIDE = 64

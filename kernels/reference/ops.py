@@ -3,11 +3,11 @@
 import torch
 
 from kernels.batch import AttentionBatch, KVLayerView
-from kernels.ops import QUANT_MAX, SCALE_FLOOR
+from kernels.contract import QUANT_MAX, SCALE_FLOOR
 
 
 class ReferenceOps:
-    """See `kernels.ops.Ops`."""
+    """See `kernels.contract.Ops`."""
 
     name = "reference"
     description = "plain torch, fp32"

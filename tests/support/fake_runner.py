@@ -82,9 +82,7 @@ class FakeRunner:
     def _rows(self, entry: ScheduledTokens) -> list[int]:
         end = entry.start + len(entry.token_ids)
         context = [int(self._slots[self._slot(entry, position)]) - 1 for position in range(end)]
-        return [
-            next_token(context[: n + 1], self.vocab_size, self._memory) for n in range(end - entry.num_logits, end)
-        ]
+        return [next_token(context[: n + 1], self.vocab_size, self._memory) for n in range(end - entry.num_logits, end)]
 
     def _slot(self, entry: ScheduledTokens, position: int) -> tuple[int, int]:
         return entry.block_ids[position // self._block_size], position % self._block_size

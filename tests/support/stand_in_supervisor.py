@@ -18,7 +18,7 @@ def main() -> int:
     def plan(options: StackOptions, ports: Iterator[int], progress: Progress) -> list[Service]:
         return [stand_in("worker", fifo, *worker_flags, stage=1), stand_in("gateway", fifo, stage=2)]
 
-    options = StackOptions(Topology(1, 1), "127.0.0.1", int(port), "", None, True, "", float(grace_s), 60.0)
+    options = StackOptions(Topology(1, 1), "127.0.0.1", int(port), "", None, None, True, "", float(grace_s), 60.0)
     return exit_code(LocalStack(options, plan=plan).run)
 
 

@@ -10,10 +10,11 @@ from cli import __main__ as command_line
 from cli.child import last_lines
 from cli.config import service_environment
 from cli.errors import CommandError, ServiceDied
-from cli.options import StackOptions
+from cli.options import NUMERICS, StackOptions
 from cli.ports import held_ports
 from cli.topology import Topology
 from common.errors import ConfigError, ModelLoadError
+from common.model.linear import Numerics
 
 HEAVY = ("torch", "transformers", "grpc", "httpx", "opentelemetry", "pydantic")
 
@@ -59,6 +60,7 @@ def test_every_command_explains_itself(command: str, capsys: pytest.CaptureFixtu
         ["up", "--port", "http"],
         ["up", "--kv-memory-mib", "-1"],
         ["up", "--kv-memory-mib", "many"],
+        ["up", "--numerics", "int4"],
         ["up", "--grace-s", "nan"],
         ["up", "--start-timeout-s", "inf"],
         ["demo", "--no-such-flag"],
@@ -92,6 +94,13 @@ def test_flags_reach_the_options() -> None:
     options = parse("demo", "--topology", "2p3d", "--kv-memory-mib", "64", "--no-speculation", "--grace-s", "0.5")
     assert (options.topology, options.kv_memory_mib) == (Topology(2, 3), 64)
     assert (options.speculation, options.grace_s) == (False, 0.5)
+
+
+@pytest.mark.parametrize("command", ["up", "run", "demo"])
+def test_every_numeric_path_may_be_chosen_and_the_default_is_the_workers_own(command: str) -> None:
+    assert [parse(command, "--numerics", numerics).numerics for numerics in Numerics] == list(Numerics)
+    assert tuple(Numerics) == NUMERICS
+    assert parse(command).numerics is None
 
 
 @pytest.mark.parametrize(

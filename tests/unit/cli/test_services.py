@@ -15,6 +15,7 @@ OPTIONS = StackOptions(
     port=8000,
     model="/models/small",
     kv_memory_mib=64,
+    numerics="int8",
     speculation=True,
     redis_url="",
     grace_s=10.0,
@@ -74,10 +75,12 @@ def test_engine_settings_reach_the_engines() -> None:
     for name in ("decode-0", "prefill-0"):
         assert value(services[name], "--model") == "/models/small"
         assert value(services[name], "--kv-memory-mib") == "64"
+        assert value(services[name], "--numerics") == "int8"
     assert "--no-speculation" in services["decode-0"]
     assert "--speculation" in flags_of(OPTIONS)["decode-0"]
     assert not any("speculation" in flag for flag in services["prefill-0"])
-    assert "--kv-memory-mib" not in engine_flags(replace(OPTIONS, kv_memory_mib=None), "redis://x")
+    left_to_the_worker = engine_flags(replace(OPTIONS, kv_memory_mib=None, numerics=None), "redis://x")
+    assert not {"--kv-memory-mib", "--numerics"} & set(left_to_the_worker)
 
 
 @pytest.mark.parametrize(

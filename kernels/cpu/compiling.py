@@ -1,0 +1,36 @@
+"""How functions here are compiled: one place for numba's options, typed for the checker.
+
+Never with fastmath: reordered sums would depend on the optimizer, and the KV write must round as it says.
+"""
+
+from collections.abc import Callable
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+import numba
+import numba.extending
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+Arguments = ParamSpec("Arguments")
+
+
+def compiled(function: Function) -> Function:
+    """For functions with several callers in compiled code."""
+    return numba.njit(function)
+
+
+def inlined(function: Function) -> Function:
+    """Copied into its callers before they are compiled: less to compile, where there is one caller."""
+    return numba.njit(inline="always")(function)
+
+
+def entry_point(signature: Any) -> Callable[[Function], Function]:
+    """What Python calls: compiled at import or loaded from disk, for this one signature, and run without the
+    interpreter's lock. One signature to a function: numba's files of two could be mixed up by processes that write
+    them at once."""
+    return numba.njit(signature, cache=True, nogil=True)
+
+
+def intrinsic(function: Callable[Concatenate[Any, Arguments], Any]) -> Callable[Arguments, Any]:
+    """A function of (numba's typing context, argument types) that returns a signature and an emitter of LLVM IR; called
+    from compiled code with the arguments alone."""
+    return numba.extending.intrinsic(function)
