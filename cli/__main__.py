@@ -37,6 +37,9 @@ def exit_code(action: Callable[[], int]) -> int:
     except (CommandError, TwostrokeError) as error:
         _report(error)
         return 1
+    except OSError as error:
+        _report(error)  # a folder that cannot be written, a full disk: the text names the file and the reason
+        return 1
     except KeyboardInterrupt:
         sys.stderr.write("twostroke: interrupted\n")
         return 1

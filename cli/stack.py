@@ -1,6 +1,7 @@
 """Processes that live and die together: started in one go, watched all the time, ended in order, none left behind."""
 
 import asyncio
+import signal
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,6 +41,7 @@ class Stack:
         self._start_timeout_s = start_timeout_s
         self._children: list[tuple[Service, Child]] = []
         self._exits: dict[asyncio.Task[int], Child] = {}
+        self._is_ready = False
 
     async def __aenter__(self) -> Self:
         environment = service_environment()
@@ -64,6 +66,7 @@ class Stack:
         try:
             async with asyncio.timeout(self._start_timeout_s):
                 await self.guard(self._await_services())
+                self._is_ready = True
         except TimeoutError:
             raise CommandError(
                 f"the stack was not ready within {self._start_timeout_s:g} s; see the logs in {self._log_dir}"
@@ -129,7 +132,9 @@ class Stack:
 
     def _report_bad_ends(self, children: Sequence[Child]) -> None:
         for child in children:
-            if child.returncode:
+            # One that still starts has nothing to end in order yet, and dies of our SIGTERM.
+            is_expected = child.returncode == -signal.SIGTERM and not self._is_ready
+            if child.returncode and not is_expected:
                 self._progress.step(f"{child.name} ended with code {child.returncode}; see {child.log_path}")
 
     def _report_killing(self, reason: str) -> None:

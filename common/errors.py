@@ -15,6 +15,7 @@ TwostrokeError
 │   ├── UnknownTransfer
 │   ├── StaleGeneration
 │   ├── CorruptFrame
+│   ├── PushAbandoned             the sender ended it before the commit: it may have had no need of one
 │   ├── LeaseExpired
 │   └── FingerprintMismatch
 ├── PeerLost (502)                a worker died or stopped answering
@@ -119,6 +120,10 @@ class StaleGeneration(TransferError):
 class CorruptFrame(TransferError):
     grpc_status = "DATA_LOSS"
     code = "corrupt_frame"
+
+
+class PushAbandoned(TransferError):
+    code = "push_abandoned"
 
 
 class LeaseExpired(TransferError):

@@ -3,6 +3,8 @@
 import secrets
 from typing import NewType
 
+from common.errors import BadRequest
+
 BlockHash = NewType("BlockHash", bytes)
 """16 bytes; the only name of a block outside its worker."""
 
@@ -12,6 +14,8 @@ BlockId = NewType("BlockId", int)
 TransferId = NewType("TransferId", bytes)
 """16 random bytes; one hand-off."""
 
+TRANSFER_ID_BYTES = 16
+
 Incarnation = NewType("Incarnation", bytes)
 """16 random bytes per worker start; what an earlier start left behind is ignored."""
 
@@ -19,7 +23,14 @@ RequestId = NewType("RequestId", str)
 
 
 def mint_transfer_id() -> TransferId:
-    return TransferId(secrets.token_bytes(16))
+    return TransferId(secrets.token_bytes(TRANSFER_ID_BYTES))
+
+
+def transfer_id_of(raw: bytes) -> TransferId:
+    """A transfer id that came over the wire. Raises BadRequest where it is none."""
+    if len(raw) != TRANSFER_ID_BYTES:
+        raise BadRequest(f"the transfer id has {len(raw)} bytes; it needs {TRANSFER_ID_BYTES}", param="transfer_id")
+    return TransferId(raw)
 
 
 def mint_incarnation() -> Incarnation:

@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from common.errors import CorruptFrame, LeaseExpired, TransferError, TwostrokeError, UnknownTransfer
+from common.errors import CorruptFrame, LeaseExpired, PushAbandoned, TransferError, TwostrokeError, UnknownTransfer
 from common.ids import BlockHash, TransferId
 from common.kv.block_table import BlockTable
 from common.kv.cache import KVCache
@@ -67,7 +67,10 @@ class KVReceiver:
         if older is not None and older.transfer.generation < generation:
             self._fail(older, TransferError(f"transfer {transfer_id.hex()}: replaced by generation {generation}"))
         with self._engine.lock:
-            transfer = self._table.reserve(transfer_id, generation, num_prompt_tokens, hashes, self._clock())
+            kept_blocks = self._engine.scheduler.preempted_blocks
+            transfer = self._table.reserve(
+                transfer_id, generation, num_prompt_tokens, hashes, self._clock(), kept_blocks=kept_blocks
+            )
         committed: asyncio.Future[decode_pb2.Commit] = asyncio.get_running_loop().create_future()
         self._open[transfer_id] = _Open(transfer, committed)
         return decode_pb2.Ticket(
@@ -97,7 +100,7 @@ class KVReceiver:
             raise
         finally:
             if opened is not None and opened.transfer.state is not TransferState.COMMITTED:
-                self._fail(opened, TransferError("the sender ended the transfer before its commit"))
+                self._fail(opened, PushAbandoned("the sender ended the transfer before its commit"))
 
     @contextmanager
     def attach(self, ticket: bytes) -> Iterator[AttachedTransfer]:

@@ -72,6 +72,12 @@ class DecodeScheduler:
         """Tokens of prompts (and of preempted sequences) still to compute."""
         return sum(s.num_remaining_tokens for s in (*self._running, *self._waiting) if not s.is_decoding)
 
+    @property
+    def preempted_blocks(self) -> int:
+        """Blocks that preempted sequences need to go on: newcomers must not take them, or their clients would wait
+        for as long as others come."""
+        return sum(self._num_blocks(s.num_tokens + 1) for s in self._waiting if s.was_admitted)
+
     def add(self, sequence: Sequence) -> None:
         """Queues a sequence whose prompt is computed here. Raises BadRequest when it can never fit, NoRoom when the
         queue is full."""

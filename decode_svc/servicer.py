@@ -6,8 +6,8 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
 
-from common.errors import BadRequest, Cancelled, Draining, FingerprintMismatch
-from common.ids import BlockHash, RequestId, TransferId
+from common.errors import BadRequest, Cancelled, CorruptFrame, Draining, FingerprintMismatch
+from common.ids import BlockHash, RequestId, TransferId, transfer_id_of
 from common.kv.block_hash import block_hashes, root_hash
 from common.kv.layout import KVLayout
 from common.pb import decode_pb2, decode_pb2_grpc
@@ -72,7 +72,7 @@ class DecodeServicer(decode_pb2_grpc.DecodeServicer):
             )
         self._check_prompt_length(request.num_prompt_tokens)
         return self._receiver.reserve(
-            TransferId(request.transfer_id),
+            transfer_id_of(request.transfer_id),
             request.generation,
             request.num_prompt_tokens,
             [BlockHash(name) for name in request.block_hashes],
@@ -138,7 +138,7 @@ class DecodeServicer(decode_pb2_grpc.DecodeServicer):
         with self._receiver.attach(request.ticket) as attached:
             commit = await attached.committed
             sequence = self._make_sequence(request, [])
-            self._check_commit(request, attached.transfer)
+            self._check_commit(request, attached.transfer, commit)
             if sequence.append(commit.first_token.token_id) is not None:
                 raise BadRequest("the first token ended the request; there is nothing to decode", param="ticket")
             with self._engine.lock:
@@ -158,7 +158,7 @@ class DecodeServicer(decode_pb2_grpc.DecodeServicer):
     def _make_sequence(self, request: decode_pb2.GenerateRequest, output_token_ids: list[int]) -> Sequence:
         return Sequence(
             request_id=RequestId(request.request_id),
-            transfer_id=TransferId(request.transfer_id),
+            transfer_id=transfer_id_of(request.transfer_id),
             prompt_token_ids=tuple(request.token_ids),
             sampling=sampling_from_pb(request.sampling),
             root_hash=root_hash(request.fingerprint, request.tenant_salt),
@@ -167,8 +167,19 @@ class DecodeServicer(decode_pb2_grpc.DecodeServicer):
             output_token_ids=output_token_ids,
         )
 
-    def _check_commit(self, request: decode_pb2.GenerateRequest, transfer: Transfer) -> None:
-        """The transfer must be of this very prompt; held blocks were found by names that the caller computed."""
+    def _check_commit(self, request: decode_pb2.GenerateRequest, transfer: Transfer, commit: decode_pb2.Commit) -> None:
+        """The transfer must be of this very request; held blocks were found by names that the caller computed. The
+        first token is the sender's word, and the model reads it next."""
+        if transfer.transfer_id != request.transfer_id:
+            raise BadRequest(
+                f"the ticket is of transfer {transfer.transfer_id.hex()}, the request of {request.transfer_id.hex()}",
+                param="ticket",
+            )
+        if commit.first_token.token_id >= self._limits.vocab_size:
+            raise CorruptFrame(
+                f"the commit's first token is {commit.first_token.token_id}, outside the vocabulary of "
+                f"{self._limits.vocab_size}"
+            )
         root = root_hash(request.fingerprint, request.tenant_salt)
         size = self._limits.layout.block_size
         held_tokens = request.token_ids[: transfer.num_held_blocks * size]

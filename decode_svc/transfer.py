@@ -75,14 +75,17 @@ class TransferTable:
         num_prompt_tokens: int,
         hashes: list[BlockHash],
         now_s: float,
+        *,
+        kept_blocks: int = 0,
     ) -> Transfer:
-        """Promises room for the prompt and one block to grow into. Raises NoRoom, BadRequest or StaleGeneration, and
-        then nothing has changed."""
+        """Promises room for the prompt, where there is one block more to grow into. Raises NoRoom, BadRequest or
+        StaleGeneration, and then nothing has changed. `kept_blocks` are left for sequences that wait already."""
         self._refuse_stale(transfer_id, generation)
         num_blocks = -(-num_prompt_tokens // self.block_size)
-        if num_blocks + 1 > self.pool.num_blocks:
+        num_with_next = -(-(num_prompt_tokens + 1) // self.block_size)
+        if num_with_next > self.pool.num_blocks:
             raise BadRequest(
-                f"the prompt of {num_prompt_tokens} tokens needs {num_blocks + 1} KV blocks; this worker has "
+                f"the prompt of {num_prompt_tokens} tokens needs {num_with_next} KV blocks; this worker has "
                 f"{self.pool.num_blocks}",
                 param="prompt",
             )
@@ -90,10 +93,13 @@ class TransferTable:
             raise NoRoom(f"{MAX_TRANSFERS} transfers are open, the most that this worker allows", retry_after_s=1)
         held = self.pool.lookup(hashes[: num_prompt_tokens // self.block_size])
         num_promised = num_blocks - len(held)
-        wanted = num_promised + 1 + self.pool.num_free_among(held)
-        if wanted > self.pool.num_available:
+        # A prompt that leaves room in the pool's very last block grows in there.
+        num_to_grow = int(num_blocks < self.pool.num_blocks)
+        wanted = num_promised + num_to_grow + self.pool.num_free_among(held)
+        num_available = max(0, self.pool.num_available - kept_blocks)
+        if wanted > num_available:
             raise NoRoom(
-                f"{wanted} KV blocks wanted, {self.pool.num_available} available of {self.pool.num_blocks}",
+                f"{wanted} KV blocks wanted, {num_available} available of {self.pool.num_blocks}",
                 retry_after_s=1,
             )
         self.pool.touch(held)

@@ -13,12 +13,11 @@ from gateway.quote import quote, shorten
 MAX_INT_DIGITS = 20  # of 2**64 - 1
 
 
-async def read_json_object(request: Request, max_bytes: int) -> dict[str, Any]:
-    """Raises BadRequest for what is no JSON object in UTF-8, HTTPException 413 above `max_bytes`.
+def parse_body_bytes(content: bytes) -> dict[str, Any]:
+    """Raises BadRequest for what is no JSON object in UTF-8.
 
     Every number in the result is finite and every integer within 64 bits.
     """
-    content = await _read_body(request, max_bytes)
     try:
         text = content.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -45,7 +44,8 @@ def parse_json_object(text: str) -> dict[str, Any]:
     return body
 
 
-async def _read_body(request: Request, max_bytes: int) -> bytes:
+async def read_body(request: Request, max_bytes: int) -> bytes:
+    """Raises HTTPException 413 above `max_bytes`, Cancelled when the client leaves before its end."""
     announced = request.headers.get("content-length", "")
     if announced.isdecimal() and len(announced) < 19 and int(announced) > max_bytes:
         raise _too_large(max_bytes)

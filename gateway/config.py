@@ -39,7 +39,10 @@ class GatewaySettings(Settings):
     progress_timeout_s: float = Field(
         60.0, gt=0, description="a worker with open work and no step for this long is lost"
     )
-    reconnect_wait_s: float = Field(10.0, ge=0, description="wait for a lost decode worker when there is no other")
+    reconnect_wait_s: float = Field(30.0, ge=0, description="wait for a lost decode worker when there is no other")
+    client_timeout_s: float = Field(
+        60.0, gt=0, le=86_400, description="a client that takes nothing of its answer for this long has left"
+    )
     drain_grace_s: float = Field(30.0, ge=0, description="streams may finish for this long after SIGTERM")
     discovery_interval_s: float = Field(5.0, gt=0, description="time between two look-ups of host names")
     log_level: str = Field("INFO", description="DEBUG, INFO, WARNING or ERROR")

@@ -43,7 +43,7 @@ class DispatchPolicy:
     strict: bool = False
     max_retries: int = 2
     progress_timeout_s: float = 60.0
-    reconnect_wait_s: float = 10.0
+    reconnect_wait_s: float = 30.0
 
 
 class HandOffDispatcher:

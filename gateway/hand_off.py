@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from common.errors import PeerLost, TransferError, TwostrokeError
+from common.errors import PeerLost, PushAbandoned, TransferError, TwostrokeError
 from common.pb.decode_pb2 import GenerateEvent
 from common.pb.prefill_pb2 import FirstToken, PrefillEvent
 from common.rpc.convert import finish_from_pb, token_from_pb
@@ -44,14 +44,14 @@ class HandOff:
         self._clock = clock
         self._needs_first_token = has_prefill
         self._is_handed_off = not has_prefill
-        self._early: deque[GenerateEvent] = deque()  # decode's, here before prefill's first token
+        self._early: deque[GenerateEvent | LegEnd] = deque()  # decode's, here before prefill's first token
         self.num_cached_tokens = 0
 
     async def next(self) -> Arrival:
         """Raises LegFailed. Not to be called after a finish reason."""
         while True:
             if self._early and not self._needs_first_token:
-                arrival = self._tokens(self._early.popleft())
+                arrival = self._on_decode(self._early.popleft())
             else:
                 arrival = self._interpret(*await self._legs.next())
             if arrival is not None:
@@ -60,12 +60,22 @@ class HandOff:
     def _interpret(self, role: Role, outcome: PrefillEvent | GenerateEvent | LegEnd) -> Arrival | None:
         if isinstance(outcome, PrefillEvent):
             return self._on_prefill(outcome)
-        if isinstance(outcome, GenerateEvent):
-            return self._on_decode(outcome)
-        if role is Role.DECODE:
-            raise LegFailed(role, outcome.error or PeerLost("decode ended its stream without a finish reason"))
-        self._on_prefill_end(outcome)
-        return None
+        if role is Role.PREFILL:
+            assert isinstance(outcome, LegEnd)
+            self._on_prefill_end(outcome)
+            return None
+        if self._needs_first_token and self._can_wait(outcome):
+            self._early.append(outcome)
+            return None
+        return self._on_decode(outcome)
+
+    def _can_wait(self, outcome: GenerateEvent | LegEnd) -> bool:
+        """The two calls are two connections: decode's may be read to its end before prefill's first token is here. A
+        push is abandoned too when that token ends the request."""
+        if isinstance(outcome, GenerateEvent) or isinstance(outcome.error, PushAbandoned):
+            return True
+        last = self._early[-1] if self._early else None
+        return isinstance(last, GenerateEvent) and finish_from_pb(last.finish_reason) is not None
 
     def _on_prefill(self, event: PrefillEvent) -> Arrival | None:
         if event.HasField("handed_off"):
@@ -91,11 +101,11 @@ class HandOff:
         self._note_first_token(first.queue_s, first.prefill_s)
         return Arrival((token_from_pb(first.token),), finish_from_pb(first.finish_reason), Role.PREFILL)
 
-    def _on_decode(self, event: GenerateEvent) -> Arrival | None:
-        self._early.append(event)
-        if self._needs_first_token:
-            return None
-        return self._tokens(self._early.popleft())
+    def _on_decode(self, outcome: GenerateEvent | LegEnd) -> Arrival | None:
+        if isinstance(outcome, LegEnd):
+            error = outcome.error or PeerLost("decode ended its stream without a finish reason")
+            raise LegFailed(Role.DECODE, error)
+        return self._tokens(outcome)
 
     def _tokens(self, event: GenerateEvent) -> Arrival | None:
         """Decode has spoken, so the commit has arrived there."""

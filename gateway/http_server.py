@@ -17,8 +17,12 @@ KEEP_ALIVE_S = 75
 """Longer than common clients and proxies keep an idle connection, so that it is they who close it."""
 
 
-def bind(host: str, port: int) -> socket.socket:
-    """A socket bound to `host:port` (port 0: any free one). Raises ConfigError naming what is in the way."""
+def bind(host: str, port: int, client_timeout_s: float) -> socket.socket:
+    """A socket bound to `host:port` (port 0: any free one). Raises ConfigError naming what is in the way.
+
+    A client that takes nothing of what is sent to it for `client_timeout_s` loses its connection, as if it had left:
+    else one that never reads would hold its request's place for ever.
+    """
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -27,6 +31,8 @@ def bind(host: str, port: int) -> socket.socket:
     except OSError as error:
         raise ConfigError(f"cannot listen on host {host!r}: {error.strerror or error}") from None
     bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    # The connections inherit it.
+    bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, max(1, round(client_timeout_s * 1000)))
     try:
         bound.bind(address)
     except OSError as error:

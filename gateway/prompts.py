@@ -1,12 +1,11 @@
 """From checked bodies to token ids and sampling: what depends on the model. Nothing is allocated before it passes."""
 
-import asyncio
 from collections.abc import Callable, Sequence
-from typing import TypeVar
 
 from common.errors import BadRequest, ContextLengthExceeded
 from common.sampling import SamplingParams
 from common.tokenizer import Tokenizer
+from gateway.off_loop import ResultT, in_thread_if
 from gateway.schemas import ChatMessage, GenerationBody
 from gateway.served_model import ModelCard, ServedModel
 from gateway.values import Prompt
@@ -14,7 +13,12 @@ from gateway.values import Prompt
 INLINE_CHARS = 1024
 """Longer texts are tokenized in a thread, so that other streams go on meanwhile; for shorter ones that costs more."""
 
-ResultT = TypeVar("ResultT")
+HUGE_CHARS = 65_536
+"""Longer texts are tokenized one at a time: each takes hundreds of bytes of memory for each of its characters."""
+
+MESSAGE_CHARS = 64
+"""What a message of a conversation costs beside its content, in characters."""
+
 TokenIds = tuple[int, ...]
 
 
@@ -22,29 +26,22 @@ async def tokenize_prompts(served: ServedModel, prompts: Sequence[Prompt]) -> li
     """Texts get the special tokens that the tokenizer puts around a text; token ids are taken as they are."""
 
     def tokenize() -> list[TokenIds]:
-        return [_token_ids(served.tokenizer, prompt) for prompt in prompts]
+        return [_token_ids(served, prompt) for prompt in prompts]
 
-    num_chars = sum(len(prompt) for prompt in prompts if isinstance(prompt, str))
-    tokenized = await _in_thread_if(num_chars > INLINE_CHARS, tokenize)
-    for token_ids in tokenized:
-        _check_prompt(served.card, token_ids)
-    return tokenized
+    return await _compute(served, sum(map(len, prompts)), tokenize)
 
 
 async def tokenize_chat(served: ServedModel, messages: Sequence[ChatMessage]) -> TokenIds:
     """The conversation by the model's chat template. A `developer` message is a system message to it."""
-    plain = [
-        {"role": "system" if message.role == "developer" else message.role, "content": message.content}
-        for message in messages
-    ]
 
     def tokenize() -> TokenIds:
-        return tuple(served.tokenizer.encode_chat(plain))
+        plain = [
+            {"role": "system" if message.role == "developer" else message.role, "content": message.content}
+            for message in messages
+        ]
+        return _encode(served, served.tokenizer.render_chat(plain), add_special_tokens=False)
 
-    num_chars = sum(len(message.content) for message in messages)
-    token_ids = await _in_thread_if(num_chars > INLINE_CHARS, tokenize)
-    _check_prompt(served.card, token_ids)
-    return token_ids
+    return await _compute(served, sum(len(message.content) + MESSAGE_CHARS for message in messages), tokenize)
 
 
 def sampling_for(
@@ -72,12 +69,35 @@ def sampling_for(
     )
 
 
-def _token_ids(tokenizer: Tokenizer, prompt: Prompt) -> TokenIds:
-    return tuple(tokenizer.encode(prompt, add_special_tokens=True)) if isinstance(prompt, str) else prompt
+async def _compute(served: ServedModel, num_chars: int, tokenize: Callable[[], ResultT]) -> ResultT:
+    if num_chars <= HUGE_CHARS:
+        return await in_thread_if(num_chars > INLINE_CHARS, tokenize)
+    async with served.huge_texts:
+        return await in_thread_if(True, tokenize)
 
 
-async def _in_thread_if(is_long: bool, compute: Callable[[], ResultT]) -> ResultT:
-    return await asyncio.to_thread(compute) if is_long else compute()
+def _token_ids(served: ServedModel, prompt: Prompt) -> TokenIds:
+    if isinstance(prompt, str):
+        return _encode(served, prompt, add_special_tokens=True)
+    _check_prompt(served.card, prompt)
+    return prompt
+
+
+def _encode(served: ServedModel, text: str, *, add_special_tokens: bool) -> TokenIds:
+    _check_chars(served.card, served.tokenizer, text)
+    token_ids = tuple(served.tokenizer.encode(text, add_special_tokens=add_special_tokens))
+    _check_prompt(served.card, token_ids)
+    return token_ids
+
+
+def _check_chars(card: ModelCard, tokenizer: Tokenizer, text: str) -> None:
+    """Refuses what is far too long before memory and time are spent on finding out by how much."""
+    most = card.max_model_len * tokenizer.longest_token_chars
+    if len(text) > most:
+        raise ContextLengthExceeded(
+            f"the prompt has {len(text)} characters; model {card.name} takes at most {card.max_model_len - 1} tokens, "
+            f"and a prompt of more than {most} characters is refused unread"
+        )
 
 
 def _check_prompt(card: ModelCard, token_ids: TokenIds) -> None:

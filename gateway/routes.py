@@ -9,8 +9,9 @@ from common.errors import UnknownModel
 from common.ids import mint_request_id
 from gateway.answer import GenerationResponse
 from gateway.auth import Authenticator
-from gateway.body import read_json_object
+from gateway.body import parse_body_bytes, read_body
 from gateway.edge import record_of
+from gateway.off_loop import in_thread_if
 from gateway.planning import CHAT, COMPLETIONS, Endpoint, Prompts, check_num_choices, plan
 from gateway.prompts import TokenIds, tokenize_chat, tokenize_prompts
 from gateway.quote import quote
@@ -18,6 +19,9 @@ from gateway.schemas import BodyT, ChatBody, CompletionBody, parse_body
 from gateway.served_model import ModelCard, ServedModel
 from gateway.services import GatewayServices
 from gateway.wire_json import Json
+
+INLINE_BODY_BYTES = 16_384
+"""Longer bodies are parsed in a thread: one of megabytes takes a second."""
 
 
 def make_openai_router(services: GatewayServices) -> APIRouter:
@@ -77,7 +81,10 @@ class _Generations:
         record.request_id = mint_request_id(endpoint.id_prefix)
         record.operation = endpoint.operation
         tenant = self.authenticate(request)
-        body = parse_body(schema, await read_json_object(request, self._services.limits.max_body_bytes))
+        content = await read_body(request, self._services.limits.max_body_bytes)
+        body = await in_thread_if(
+            len(content) > INLINE_BODY_BYTES, lambda: parse_body(schema, parse_body_bytes(content))
+        )
         served = self._services.served_model()
         _check_model(body.model, served.card)
         record.model = served.card.name

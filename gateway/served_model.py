@@ -1,6 +1,7 @@
 """The model that the gateway serves: its name, its limits and its tokenizer, as learned from the workers."""
 
-from dataclasses import dataclass
+import asyncio
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from common.tokenizer import Tokenizer
@@ -22,6 +23,7 @@ class ServedModel:
 
     card: ModelCard
     tokenizer: Tokenizer
+    huge_texts: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(1))  # who may tokenize one
 
 
 class ModelProvider(Protocol):

@@ -63,6 +63,7 @@ class Gateway:
         )
         self.model = ModelHolder()
         self._index = _make_index(settings)
+        metrics.index_available(self._index is not None)  # until the first look-up says otherwise
         lookup = PrefixLookup(self._index, settings.index_timeout_ms / 1000, clock, metrics.index_available)
         self.dispatcher = HandOffDispatcher(
             self.registry,
@@ -124,7 +125,7 @@ def make_served_model(deployment: Deployment) -> ServedModel:
 
 async def run_gateway(settings: GatewaySettings) -> None:
     """Serves until SIGTERM or SIGINT and an orderly end. Raises ConfigError when it cannot start."""
-    bound = bind(settings.host, settings.port)
+    bound = bind(settings.host, settings.port, settings.client_timeout_s)
     instance = f"{socket.gethostname()}-{bound.getsockname()[1]}"
     telemetry = setup_telemetry("twostroke-gateway", instance, state_dir())
     try:

@@ -8,6 +8,7 @@ from gateway.quote import quote
 
 MAX_STOP_STRINGS = 16
 MAX_STOP_CHARS = 1024
+MAX_LOGIT_BIAS = 1024  # each entry costs every step of everyone in the batch a little
 _TOKEN_ID = re.compile(r"0|[1-9][0-9]{0,9}")
 
 Prompt = str | tuple[int, ...]
@@ -82,6 +83,8 @@ def parse_logit_bias(value: Any) -> dict[int, float]:
     """Token ids, spelled as strings, with numbers. Their ranges are checked where the vocabulary is known."""
     if not isinstance(value, dict):
         raise BadRequest(f"logit_bias is {quote(value)}; an object was expected", param="logit_bias")
+    if len(value) > MAX_LOGIT_BIAS:
+        raise BadRequest(f"logit_bias has {len(value)} token ids; the limit is {MAX_LOGIT_BIAS}", param="logit_bias")
     for key, bias in value.items():
         if not _TOKEN_ID.fullmatch(key):
             raise BadRequest(f"logit_bias has the key {quote(key)}; a token id was expected", param="logit_bias")

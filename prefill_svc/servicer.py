@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from dataclasses import dataclass
 
 from common.errors import BadRequest, Draining, FingerprintMismatch
-from common.ids import RequestId, TransferId
+from common.ids import RequestId, TransferId, transfer_id_of
 from common.kv.block_hash import block_hashes, root_hash
 from common.kv.cache import KVCache
 from common.pb import prefill_pb2, prefill_pb2_grpc
@@ -109,7 +109,7 @@ class PrefillServicer(prefill_pb2_grpc.PrefillServicer):
         root = root_hash(request.fingerprint, request.tenant_salt)
         return PrefillJob(
             request_id=RequestId(request.request_id),
-            transfer_id=TransferId(request.transfer_id),
+            transfer_id=transfer_id_of(request.transfer_id),
             token_ids=token_ids,
             sampling=sampling_from_pb(request.sampling),
             block_hashes=block_hashes(root, token_ids, self._cache.layout.block_size),

@@ -87,6 +87,8 @@ def read_spans(folder: Path) -> list[SpanRecord]:
     """Every span in `folder`, by start time. Half or foreign lines are skipped; no folder, no spans."""
     records: list[SpanRecord] = []
     for path in [*folder.glob(f"*{SUFFIX}.1"), *folder.glob(f"*{SUFFIX}")]:
+        if not path.is_file():
+            continue  # a folder, or a pipe that nobody writes to
         try:
             lines = path.read_bytes().splitlines()
         except FileNotFoundError:

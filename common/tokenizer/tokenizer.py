@@ -24,6 +24,7 @@ class Tokenizer:
         self.meta = TokenizerMeta.from_json(meta)
         self._tokenizer = _load(tokenizer_json)
         self._token_to_bytes = token_to_bytes(tokenizer_json)
+        self.longest_token_chars = max(map(len, self._tokenizer.get_vocab(with_added_tokens=True)), default=1)
         added = self._tokenizer.get_added_tokens_decoder()
         # A token that ends a request is no text either, whatever its flags say.
         self._hidden_ids = (

@@ -215,6 +215,42 @@ async def test_other_models_layouts_and_bad_tokens_are_refused_by_name() -> None
         assert isinstance(await error_of(pair.run_prefill(PROMPT, biased, mint_transfer_id(), None)), BadRequest)
 
 
+async def test_a_hand_off_that_does_not_fit_its_request_is_refused_and_decode_lives_on() -> None:
+    """The first token is read by the model next: one outside the vocabulary would end the worker."""
+    async with worker_pair() as pair:
+        for first_token, ticket_of, wanted in (
+            (VOCAB, None, f"first token is {VOCAB}, outside the vocabulary"),
+            (2**32 - 1, None, "outside the vocabulary"),
+            (1, mint_transfer_id(), "the ticket is of transfer"),
+        ):
+            transfer_id = mint_transfer_id()
+            ticket = await pair.reserve(PROMPT, transfer_id)
+            decoding = pair.generate(PROMPT, GREEDY, ticket_of or transfer_id, ticket)
+            blocks = [make_frame(0, 0, 5, bytes(5 * pair.decode_runner.cache.layout.block_bytes))]
+            blocks[0].ticket = ticket.ticket
+            blocks[0].commit.CopyFrom(decode_pb2.Commit(num_blocks=5, num_prompt_tokens=len(PROMPT)))
+            blocks[0].commit.first_token.token_id = first_token
+            pushing = pair.decode.PushBlocks(iter_of(blocks))
+            async for _ in pushing:
+                pass
+            assert wanted in str(await error_of(decoding))
+        assert await pair.answer(PROMPT, GREEDY) == expected_tokens(PROMPT, 12, VOCAB)
+
+
+@pytest.mark.parametrize("raw", [b"", b"short", b"x" * 17])
+async def test_a_transfer_id_of_another_length_is_refused(raw: bytes) -> None:
+    async with worker_pair() as pair:
+        transfer_id = TransferId(raw)
+        for call in (
+            pair.reserve(PROMPT, transfer_id),
+            pair.run_prefill(PROMPT, GREEDY, transfer_id, None),
+            pair.generate(PROMPT, GREEDY, transfer_id, None),
+        ):
+            error = await error_of(call)
+            assert isinstance(error, BadRequest)
+            assert (error.param, f"{len(raw)} bytes" in error.message) == ("transfer_id", True)
+
+
 async def test_release_ends_a_running_prefill_and_a_running_decode() -> None:
     async with worker_pair(prefill_budget=1) as pair:
         transfer_id = mint_transfer_id()

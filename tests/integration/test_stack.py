@@ -130,6 +130,19 @@ def test_a_seed_gives_the_same_text_every_time_and_in_a_crowd(stack: StackProces
     )
 
 
+def test_short_answers_in_a_crowd_are_no_failures(stack: StackProcess) -> None:
+    """Of two calls on two connections decode's may be over before prefill's first token is read."""
+
+    def ask(number: int) -> dict[str, object]:
+        return stack.complete(f"{number} {PROMPTS[2]}", max_tokens=1 + number % 3, ignore_eos=True)
+
+    with ThreadPoolExecutor(16) as pool:
+        bodies = list(pool.map(ask, range(96)))
+    assert {body["status"] for body in bodies} == {200}
+    assert {body["headers"].get("x-twostroke-fallback") for body in bodies} == {None}
+    assert [body["usage"]["completion_tokens"] for body in bodies] == [1 + number % 3 for number in range(96)]
+
+
 def test_speculation_takes_fewer_target_passes_on_text_that_repeats(stack: StackProcess) -> None:
     def steps(**parameters: object) -> float:
         decode = next(worker for worker in stack.workers() if "decode" in worker)

@@ -91,6 +91,14 @@ async def test_a_service_that_ends_badly_is_named(events: Events, tmp_path: Path
     assert f"sloppy ended with code 4; see {tmp_path / 'sloppy.log'}" in out.getvalue()
 
 
+async def test_a_service_that_still_starts_may_die_of_sigterm(tmp_path: Path) -> None:
+    out = io.StringIO()
+    starting = Service("starting", ("sleep", "60"), 0, lambda: wait_for(asyncio.Event()))
+    async with make_stack([starting], tmp_path, out):
+        pass
+    assert "ended with code" not in out.getvalue()
+
+
 async def test_what_a_service_started_itself_ends_too(events: Events, tmp_path: Path) -> None:
     async with make_stack([stand_in("parent", events.path, "--with-grandchild")], tmp_path):
         await events.started(1)

@@ -36,7 +36,8 @@ class TransferMachine(RuleBasedStateMachine):
         except (NoRoom, BadRequest):
             assert before == (self.pool.num_available, self.pool.num_in_use), "a refusal changed the accounts"
             return multiple()
-        assert self.pool.num_available >= 1, "there is no block to grow into"
+        grows_inside = transfer.num_blocks == NUM_BLOCKS and num_tokens % BLOCK_SIZE
+        assert self.pool.num_available >= 1 or grows_inside, "there is no room to grow into"
         assert transfer.num_held_blocks == len(self.pool.lookup(hashes))
         return transfer
 
@@ -133,6 +134,24 @@ def test_a_late_frame_of_an_old_generation_is_refused() -> None:
     table.reserve(transfer_id, 2, 8, [], 0.0)
     with pytest.raises(StaleGeneration, match="generation 1 came, 2 is current"):
         table.find(transfer_id, 1)
+
+
+@pytest.mark.parametrize("num_tokens", [NUM_BLOCKS * BLOCK_SIZE - 1, NUM_BLOCKS * BLOCK_SIZE])
+def test_the_longest_prompt_is_the_pool_s_without_one_token(num_tokens: int) -> None:
+    """What the pool holds is what the worker promises as its model's length: one output token included."""
+    table = TransferTable(BlockPool(NUM_BLOCKS), BLOCK_SIZE)
+    if num_tokens < NUM_BLOCKS * BLOCK_SIZE:
+        table.release(table.reserve(TransferId(bytes(16)), 1, num_tokens, [], 0.0))
+        return
+    with pytest.raises(BadRequest, match="needs 13 KV blocks; this worker has 12"):
+        table.reserve(TransferId(bytes(16)), 1, num_tokens, [], 0.0)
+
+
+def test_newcomers_leave_the_blocks_that_a_preempted_sequence_waits_for() -> None:
+    table = TransferTable(BlockPool(NUM_BLOCKS), BLOCK_SIZE)
+    with pytest.raises(NoRoom, match="4 KV blocks wanted, 3 available of 12"):
+        table.reserve(TransferId(bytes(16)), 1, 12, [], 0.0, kept_blocks=9)
+    table.release(table.reserve(TransferId(bytes(16)), 1, 12, [], 0.0, kept_blocks=8))
 
 
 def test_every_state_has_its_transitions_and_the_last_has_none() -> None:

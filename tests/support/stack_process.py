@@ -5,6 +5,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -14,6 +15,9 @@ from typing import Any
 import httpx
 
 from common.telemetry.span_file import SpanRecord, read_spans
+
+STATUS_LAG_S = 0.4
+"""Eight times the interval in which workers tell the gateway of a change."""
 
 
 @dataclass
@@ -42,11 +46,21 @@ class StackProcess:
         return found
 
     def await_idle(self) -> None:
-        """Returns when every worker says that it runs nothing and holds nothing; the test's time-out is the limit."""
+        """Returns when every worker says that it runs nothing and holds nothing; the test's time-out is the limit.
+
+        The gateway shows statuses that are a little old, and an idle one may be of before the last request: what
+        counts is that they are idle and have stayed the same for a while.
+        """
+        before: dict[str, dict[str, float]] = {}
+        same_since_s = time.monotonic()
         while True:
-            loads = self.workers().values()
-            if all(w["num_running"] == w["num_waiting"] == w["reserved_blocks"] == 0 for w in loads):
+            loads = self.workers()
+            is_idle = all(w["num_running"] == w["num_waiting"] == w["reserved_blocks"] == 0 for w in loads.values())
+            if not is_idle or loads != before:
+                same_since_s = time.monotonic()
+            elif time.monotonic() - same_since_s > STATUS_LAG_S:
                 return
+            before = loads
 
     def spans(self, trace_id: str) -> list[SpanRecord]:
         return [span for span in read_spans(self.state_dir / "spans") if span.trace_id == trace_id]

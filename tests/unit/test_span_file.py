@@ -2,6 +2,7 @@
 
 import json
 import logging
+import os
 import threading
 from pathlib import Path
 from typing import Any
@@ -110,6 +111,14 @@ def test_a_line_cut_short_by_a_crash_costs_no_other_line(tmp_path: Path) -> None
 def test_no_folder_no_spans(tmp_path: Path) -> None:
     assert read_spans(tmp_path / "nowhere") == []
     assert latest_trace_id([]) is None
+
+
+def test_what_is_no_file_is_not_read(tmp_path: Path) -> None:
+    """A pipe would be waited for without end."""
+    write(tmp_path / "a.jsonl", "whole")
+    (tmp_path / "folder.jsonl").mkdir()
+    os.mkfifo(tmp_path / "pipe.jsonl")
+    assert [span.name for span in read_spans(tmp_path)] == ["whole"]
 
 
 def test_a_disk_that_refuses_costs_spans_and_one_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -150,3 +150,15 @@ def test_a_model_that_is_not_there_is_named_before_anything_starts(
     captured = capsys.readouterr()
     assert str(missing) in captured.err
     assert "starting" not in captured.out
+
+
+def test_a_state_folder_that_cannot_be_used_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    in_the_way = tmp_path / "state"
+    in_the_way.write_text("a file where a folder should be")
+    monkeypatch.setenv("TWOSTROKE_STATE_DIR", str(in_the_way))
+    assert command_line.main(["up", "--port", "8000"]) == 1
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.startswith("twostroke: ")
+    assert f"{in_the_way / 'run-8000'}" in line

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from common.errors import CorruptFrame, PeerLost, TransferError, TwostrokeError
+from common.errors import CorruptFrame, PeerLost, PushAbandoned, TransferError, TwostrokeError
 from common.pb.decode_pb2 import GenerateEvent, GenerateStats
 from common.pb.prefill_pb2 import FirstToken, HandedOff, PrefillEvent
 from common.pb.types_pb2 import FINISH_REASON_LENGTH, FINISH_REASON_UNSPECIFIED, OutputToken
@@ -71,12 +71,17 @@ async def read(hand_off: HandOff) -> list[int]:
 
 PREFILL_GONE = (Role.PREFILL, LegEnd(PeerLost("gone")))
 PREFILL_ENDED = (Role.PREFILL, LegEnd())
+DECODE_GONE = (Role.DECODE, LegEnd(PeerLost("gone")))
+DECODE_ENDED = (Role.DECODE, LegEnd())
+PUSH_ABANDONED = (Role.DECODE, LegEnd(PushAbandoned("no commit"), was_reported=True))
 
 ORDERS: list[tuple[Outcome | tuple[Role, Outcome], ...]] = [
     (FIRST, HANDED_OFF, PREFILL_ENDED, tokens(2, cached=0), tokens(3, 4, is_last=True, cached=0)),
     (FIRST, tokens(2), HANDED_OFF, tokens(3), PREFILL_ENDED, tokens(4, is_last=True)),
     (tokens(2), tokens(3), FIRST, HANDED_OFF, tokens(4, is_last=True)),
     (tokens(2, 3, 4, is_last=True), FIRST),
+    (tokens(2), tokens(3, 4, is_last=True), DECODE_ENDED, FIRST),
+    (tokens(2, 3, 4, is_last=True), DECODE_GONE, FIRST, HANDED_OFF),
     (FIRST, HANDED_OFF, PREFILL_GONE, tokens(2, 3), tokens(4, is_last=True)),
     (FIRST, tokens(2), PREFILL_GONE, tokens(3), tokens(4, is_last=True)),
     (FIRST, tokens(), tokens(2, 3, 4), tokens(is_last=True)),
@@ -97,8 +102,14 @@ FAILURES: list[tuple[tuple[Outcome | tuple[Role, Outcome], ...], Role, type[Twos
     ((tokens(2), PREFILL_GONE), Role.PREFILL, PeerLost),
     (((Role.PREFILL, LegEnd(PeerLost("decode"), was_reported=True)),), Role.DECODE, PeerLost),
     (((Role.PREFILL, LegEnd(CorruptFrame("x"), was_reported=True)),), Role.PREFILL, CorruptFrame),
-    (((Role.DECODE, LegEnd(PeerLost("gone"))),), Role.DECODE, PeerLost),
-    (((Role.DECODE, LegEnd()),), Role.DECODE, PeerLost),
+    ((DECODE_GONE,), Role.DECODE, PeerLost),
+    ((DECODE_ENDED,), Role.DECODE, PeerLost),
+    ((tokens(2), DECODE_ENDED), Role.DECODE, PeerLost),
+    ((tokens(2), DECODE_GONE), Role.DECODE, PeerLost),
+    ((PUSH_ABANDONED, PREFILL_GONE), Role.PREFILL, PeerLost),
+    ((PUSH_ABANDONED, FIRST), Role.DECODE, PushAbandoned),
+    ((FIRST, PUSH_ABANDONED), Role.DECODE, PushAbandoned),
+    ((tokens(2, 3, is_last=True), DECODE_ENDED, PREFILL_GONE), Role.PREFILL, PeerLost),
 ]
 
 
@@ -111,6 +122,13 @@ async def test_who_is_to_blame(
         await read(hand_off)
     assert caught.value.role is role
     assert type(caught.value.error) is kind
+
+
+async def test_decode_hears_of_an_abandoned_push_before_the_client_has_its_only_token() -> None:
+    """Prefill's first token ended the request, so nothing was committed; no worker has failed."""
+    last = PrefillEvent(first_token=FirstToken(token=OutputToken(token_id=1), finish_reason=FINISH_REASON_LENGTH))
+    hand_off, _ = make(PUSH_ABANDONED, last)
+    assert await read(hand_off) == [1]
 
 
 async def test_a_second_first_token_is_a_failure() -> None:

@@ -66,6 +66,7 @@ HELLO = [{"role": "user", "content": "hi"}]
         ("logit_bias", {"05": 1}, "'05'"),
         ("logit_bias", {"-1": 1}, "'-1'"),
         ("logit_bias", {"5": "1"}, "'1'"),
+        ("logit_bias", {str(token_id): 1 for token_id in range(1025)}, "1025 token ids; the limit is 1024"),
         ("logit_bias", {"5": True}, "true"),
         ("logit_bias", {"5": 101}, "101"),
         ("logit_bias", {"100000": 1}, "100000"),
