@@ -87,6 +87,27 @@ def test_the_answer_does_not_depend_on_the_topology_or_on_speculation(
         assert sum(load["num_draft_tokens"] for load in large.workers().values()) == 0
 
 
+def test_exact_numerics_give_the_same_tokens_and_log_probabilities_everywhere(tiny_model: str, tmp_path: Path) -> None:
+    """No near-tie is allowed here: one request, one answer, to the bit."""
+    sampled = {"temperature": 0.9, "top_p": 0.9, "seed": 5, "presence_penalty": 0.5}
+
+    def all_answers(running: StackProcess) -> list[list[dict[str, object]]]:
+        with ThreadPoolExecutor(8) as pool:  # a crowd, so that batches mix
+            crowd = [pool.submit(running.complete, f"{n} {PROMPTS[4]}", max_tokens=40) for n in range(8)]
+            found = [answers(running), answers(running, **sampled), answers(running, **sampled)]
+            assert all(future.result()["status"] == 200 for future in crowd)
+        return found
+
+    with stack_process(tmp_path / "colocated", "colocated", tiny_model, "--numerics", "int8") as colocated:
+        expected = all_answers(colocated)
+        assert "exact: false" not in colocated.log("decode-0")
+    assert expected[1] == expected[2], "cold and warm caches"
+    with stack_process(
+        tmp_path / "1p1d", "1p1d", tiny_model, "--numerics", "int8", "--no-speculation"
+    ) as disaggregated:
+        assert all_answers(disaggregated) == expected
+
+
 def test_blocks_move_and_decode_computes_no_prompt_token(stack: StackProcess) -> None:
     before = stack.workers()
     body = stack.complete(PROMPTS[0] + " moved", max_tokens=8, temperature=0, ignore_eos=True)
