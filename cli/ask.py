@@ -8,6 +8,7 @@ from typing import Any, Self
 import httpx
 
 from cli.errors import CommandError
+from cli.program import program
 
 CONNECT_TIMEOUT_S = 10.0
 Message = dict[str, str]
@@ -69,7 +70,7 @@ class Endpoint:
             raise CommandError(f"{self._url} ended the stream in the middle of the answer")
 
     def _unreachable(self, error: httpx.HTTPError) -> CommandError:
-        return CommandError(f"{self._url}: {error or type(error).__name__}; is a stack running there (twostroke up)?")
+        return CommandError(f"{self._url}: {error or type(error).__name__}; is a stack running there ({program()} up)?")
 
 
 def _take_in(line: str, answer: Answer) -> str:

@@ -13,12 +13,15 @@ from cli.config import run_dir, spans_dir
 from cli.errors import CommandError
 from cli.options import StackOptions
 from cli.ports import held_ports, require_free
+from cli.program import program
 from cli.progress import Progress
+from cli.served import ServedModel, fetch_model
 from cli.services import plan_services, reachable
 from cli.stack import Service, Stack
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 FirstUse = Callable[[str], Coroutine[Any, Any, None]]  # takes the endpoint's URL
+Identify = Callable[[str], Coroutine[Any, Any, ServedModel]]  # takes the endpoint's URL
 Plan = Callable[[StackOptions, Iterator[int], Progress], list[Service]]
 
 
@@ -32,11 +35,13 @@ class LocalStack:
         *,
         then_serve: bool = True,
         plan: Plan = plan_services,
+        identify: Identify = fetch_model,
     ) -> None:
         self._options = options
         self._first_use = first_use
         self._then_serve = then_serve
         self._plan = plan
+        self._identify = identify
         self._progress = Progress(sys.stdout)
         self._log_dir = run_dir(options.port)
         self._url = f"http://{reachable(options.host)}:{options.port}"
@@ -58,10 +63,11 @@ class LocalStack:
             async with self._stack(services) as stack:
                 await stack.until_ready()
                 is_ready = True
+                served = await stack.guard(self._identify(self._url))
                 if self._first_use is not None:
                     await stack.guard(self._first_use(self._url))
                 if self._then_serve:
-                    self._announce()
+                    self._announce(served)
                     await stack.serve()
                 self._progress.step("stopping")
         except asyncio.CancelledError:
@@ -74,14 +80,15 @@ class LocalStack:
         options = self._options
         return Stack(services, self._log_dir, self._progress, options.grace_s, options.start_timeout_s)
 
-    def _announce(self) -> None:
-        topology = self._options.topology
+    def _announce(self, served: ServedModel) -> None:
+        topology, command = self._options.topology, program()
         print(f"\nServing on {self._url}/v1 until Ctrl-C.")
-        print(f"  model     {self._options.model}")
+        print(f"  model     {served.name}")
+        print(f"  numerics  {served.numerics}, {served.exactness}")
         print(f"  topology  {topology}: {topology.describe()}")
         print(f"  logs      {self._log_dir}")
-        print(f"  spans     {spans_dir()} (twostroke trace draws the last request)")
-        print(f"  talk      twostroke chat --url {self._url}", flush=True)
+        print(f"  spans     {spans_dir()} ({command} trace draws the last request)")
+        print(f"  talk      {command} chat --url {self._url}", flush=True)
 
 
 def _cancel_on_signals(progress: Progress) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from cli.config import spans_dir, wants_colour
 from cli.errors import CommandError
+from cli.program import program
 from cli.waterfall import SUMMARY_HEADER, draw_trace, request_span, summarize
 from common.telemetry import names
 from common.telemetry.span_file import SpanRecord, latest_trace_id, read_spans, spans_of
@@ -49,7 +50,7 @@ def find_trace(spans: list[SpanRecord], wanted: str, folder: Path) -> str:
     if len(matches) > 1:
         raise CommandError(f"{wanted!r} is the beginning of {len(matches)} traces; give more of it")
     if not matches:
-        raise CommandError(f"no trace {wanted!r} in {folder}; twostroke trace --all lists what is there")
+        raise CommandError(f"no trace {wanted!r} in {folder}; {program()} trace --all lists what is there")
     return matches.pop()
 
 

@@ -43,5 +43,5 @@ def mint_request_id(prefix: str) -> RequestId:
 
 
 def mint_seed() -> int:
-    """A seed for a request that brought none: 63 bits, so that every JSON client can hold it as a signed integer."""
-    return secrets.randbits(63)
+    """A seed for a request that brought none: 53 bits, so that a client whose numbers are doubles keeps every digit."""
+    return secrets.randbits(53)

@@ -170,8 +170,10 @@ def _load(settings: EngineSettings) -> LoadedModel:
         progress=log.info,
     )
     model.warm_up()
-    if not model.exact:
-        log.warning("exact: false", extra=fields(reason=model.inexact_reason))
+    if model.exact:
+        log.info("exact: true", extra=fields(numerics=model.numerics))
+    else:
+        log.warning("exact: false", extra=fields(numerics=model.numerics, reason=model.inexact_reason))
     return model
 
 

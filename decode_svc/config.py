@@ -10,7 +10,7 @@ from common.engine_config import EngineSettings
 
 class DecodeSettings(EngineSettings):
     model_config = SettingsConfigDict(env_prefix="TWOSTROKE_DECODE_")
-    program: ClassVar[str] = "twostroke-decode"
+    program: ClassVar[str] = "python -m decode_svc"
 
     max_num_sequences: int = Field(256, ge=1, description="sequences in the batch")
     preemption_shield_tokens: int = Field(

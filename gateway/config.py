@@ -16,7 +16,7 @@ class GatewaySettings(Settings):
     """Addresses are `host:port`, several with commas between; a host name may stand for several workers."""
 
     model_config = SettingsConfigDict(env_prefix="TWOSTROKE_GATEWAY_")
-    program: ClassVar[str] = "twostroke-gateway"
+    program: ClassVar[str] = "python -m gateway"
 
     host: str = Field("127.0.0.1", description="where the HTTP API listens")
     port: int = Field(8000, ge=0, le=65535, description="port of the HTTP API; 0: any free one")
@@ -34,7 +34,7 @@ class GatewaySettings(Settings):
 
     max_active_requests: int = Field(256, ge=1, description="generations at once; more are refused with 429")
     max_body_bytes: int = Field(4 << 20, ge=1, description="longest request body")
-    strict: bool = Field(False, description="refuse every fallback: an error instead of another way to the answer")
+    strict: bool = Field(False, description="an error instead of an answer computed in another way than planned")
     max_retries: int = Field(2, ge=0, description="failures of workers that one generation survives")
     progress_timeout_s: float = Field(
         60.0, gt=0, description="a worker with open work and no step for this long is lost"

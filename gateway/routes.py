@@ -101,11 +101,14 @@ def _check_model(asked: str, card: ModelCard) -> None:
 
 
 def _card_json(card: ModelCard) -> Json:
-    """`max_model_len` is an extension: prompt and output tokens together."""
+    """Extensions: `max_model_len` is prompt and output tokens together; `exact` whether one request has one answer."""
     return {
         "id": card.name,
         "object": "model",
         "created": card.created,
         "owned_by": "twostroke",
         "max_model_len": card.max_model_len,
+        "numerics": card.numerics,
+        "exact": not card.inexact_reason,
+        "inexact_reason": card.inexact_reason,
     }

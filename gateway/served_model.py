@@ -15,6 +15,8 @@ class ModelCard:
     max_model_len: int  # prompt and output tokens together
     vocab_size: int
     created: int  # Unix seconds; when this gateway learned of the model
+    numerics: str  # numeric path of the workers
+    inexact_reason: str  # why that path cannot keep "one request, one answer"; empty: it can
 
 
 @dataclass(frozen=True, slots=True)

@@ -119,7 +119,14 @@ def make_served_model(deployment: Deployment) -> ServedModel:
     """Raises ModelLoadError when the tokenizer's files are not what this version reads."""
     files = deployment.tokenizer_files
     tokenizer = Tokenizer(files.get("tokenizer.json", b""), files.get("tokenizer_meta.json", b""))
-    card = ModelCard(deployment.model_name, deployment.max_model_len, deployment.vocab_size, int(time.time()))
+    card = ModelCard(
+        name=deployment.model_name,
+        max_model_len=deployment.max_model_len,
+        vocab_size=deployment.vocab_size,
+        created=int(time.time()),
+        numerics=deployment.numerics,
+        inexact_reason="" if deployment.is_exact else deployment.inexact_reason,
+    )
     return ServedModel(card, tokenizer)
 
 

@@ -9,4 +9,4 @@ from common.engine_config import EngineSettings
 
 class PrefillSettings(EngineSettings):
     model_config = SettingsConfigDict(env_prefix="TWOSTROKE_PREFILL_")
-    program: ClassVar[str] = "twostroke-prefill"
+    program: ClassVar[str] = "python -m prefill_svc"

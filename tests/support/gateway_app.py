@@ -75,7 +75,10 @@ class TestGateway:
 
 def served_model(tokenizer: Tokenizer) -> ServedModel:
     meta = tokenizer.meta
-    return ServedModel(ModelCard(meta.model_name, meta.max_model_len, meta.vocab_size, 1_700_000_000), tokenizer)
+    return ServedModel(
+        ModelCard(meta.model_name, meta.max_model_len, meta.vocab_size, 1_700_000_000, "reference", "a reason"),
+        tokenizer,
+    )
 
 
 def events_of(response: httpx.Response) -> list[str]:
