@@ -38,6 +38,9 @@ bench: $(VENV)/run.stamp ## time the kernels, and measure what INT8 KV costs in 
 	$(PY) -m bench.kernels_bench $(ARGS)
 	$(PY) -m bench.kv_quality
 
+replay: $(VENV)/run.stamp ## replay traffic against a server: make replay ARGS='--url URL --out FILE'
+	$(PY) -m bench.replay $(ARGS)
+
 proto: $(VENV)/dev.stamp ## generate common/pb from proto/
 	$(PROTOC) --python_out=. --pyi_out=. --grpc_python_out=. proto/*.proto
 
@@ -106,5 +109,5 @@ $(VENV)/created:
 	echo "Creating $(VENV) with $$("$$found" --version)"; \
 	"$$found" -m venv $(VENV) && touch $@
 
-.PHONY: help run demo test check bench proto install format clean redis-server \
+.PHONY: help run demo test check bench replay proto install format clean redis-server \
 	check-format check-lint check-types check-imports check-sizes check-proto check-manifests
