@@ -78,8 +78,9 @@ def exact_chunks(values: torch.Tensor) -> list[torch.Tensor]:
 
 def _largest_sum(values: torch.Tensor) -> int:
     """The largest magnitude that a sum of some products of a channel with activations can have."""
-    positive = values.clamp_min(0).sum(dim=1, dtype=torch.int64)
-    negative = values.sum(dim=1, dtype=torch.int64) - positive
+    # int32 holds the sum of 16 million values, and torch sums into it more than twice as fast as into int64.
+    positive = values.clamp_min(0).sum(dim=1, dtype=torch.int32)
+    negative = values.sum(dim=1, dtype=torch.int32) - positive
     return _MAX_VALUE * int(torch.maximum(positive, -negative).max())
 
 
