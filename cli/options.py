@@ -41,11 +41,7 @@ def add_stack_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--port", type=_port, default=8000, help="the gateway's port (default: 8000)")
     add_model_argument(parser)
     parser.add_argument("--kv-memory-mib", type=_positive(int), metavar="N", help="KV cache of each worker")
-    parser.add_argument(
-        "--numerics",
-        choices=NUMERICS,
-        help="numeric path of the workers: fp32 products, or int8 products, exact on CPUs (default: reference)",
-    )
+    add_numerics_argument(parser)
     parser.add_argument("--no-speculation", dest="speculation", action="store_false", help="no draft tokens")
     parser.add_argument("--redis-url", default="", metavar="URL", help="prefix index in this Redis (default: embedded)")
     parser.add_argument(
@@ -62,6 +58,14 @@ def add_model_argument(parser: argparse.ArgumentParser) -> None:
         default="SmolLM2-135M-Instruct",
         metavar="PATH",
         help="a .gguf file or a Hugging Face folder (default: SmolLM2-135M-Instruct)",
+    )
+
+
+def add_numerics_argument(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--numerics",
+        choices=NUMERICS,
+        help="numeric path of the workers: fp32 products, or int8 products, exact on CPUs (default: reference)",
     )
 
 

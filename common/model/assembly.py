@@ -3,7 +3,6 @@
 No network. What it cannot serve raises ModelLoadError or ConfigError, which say what and why.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,7 +19,8 @@ from common.model.linear import Numerics, exactness
 from common.model.loading import prepare_model
 from common.model.model_cache import Progress
 from common.model.prepared import PreparedModel
-from common.model.rotation import ROTATION, rotate
+from common.model.quantized_model import load_quantized
+from common.model.rotation import ROTATION
 from common.model.runner import ModelRunner
 from common.model.sampler import SampleRow, sample
 from common.model.transformer import Transformer
@@ -104,8 +104,7 @@ def load_model(
     served_len = _served_len(config, max_model_len, num_blocks * block_size, progress)
     ops = _select_ops(on_device, backend, cache_dir)
     progress(f"loading {prepared.name} on {ops.description}")
-    weights = load_weights(prepared, on_device)
-    transformer = make_transformer(config, weights, ops, on_device, numeric_path, served_len, progress)
+    transformer = load_transformer(prepared, cache_dir, ops, on_device, numeric_path, served_len, progress)
     return LoadedModel(
         prepared=prepared,
         config=config,
@@ -118,20 +117,20 @@ def load_model(
     )
 
 
-def make_transformer(
-    config: ModelConfig,
-    weights: Mapping[str, torch.Tensor],
+def load_transformer(
+    prepared: PreparedModel,
+    cache_dir: Path,
     ops: Ops,
     device: torch.device,
     numerics: Numerics,
     max_model_len: int | None,
     progress: Progress,
 ) -> Transformer:
-    """The model on its numeric path: rotated first where activations are quantized. `weights` as in `Transformer`."""
+    """The model on its numeric path: rotated and quantized where activations are, which `cache_dir` keeps."""
     if numerics is Numerics.REFERENCE:
-        return Transformer(config, weights, ops, device, numerics, max_model_len)
+        return Transformer(prepared.config, load_weights(prepared, device), ops, device, numerics, max_model_len)
     progress(f"int8 products: {product_description(device)}")
-    rotated = rotate(config, weights)
+    rotated = load_quantized(prepared, cache_dir, device, progress)
     for reason in rotated.skipped:
         progress(f"not rotated: {reason}")
     return Transformer(rotated.config, rotated.weights, ops, device, numerics, max_model_len, rotated.down_block)

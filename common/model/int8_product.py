@@ -7,6 +7,7 @@ are cut into chunks of columns.
 
 from collections.abc import Callable
 from functools import cache
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -19,6 +20,14 @@ _MAX_EXACT = 2**24
 """fp32 holds every integer up to here. Some of oneDNN's kernels, chosen by the number of rows, turn the sum of the
 unsigned products into fp32 before they take the zero point's share off."""
 _MAX_VALUE = ZERO_POINT + QUANT_MAX
+
+
+class QuantizedWeight(NamedTuple):
+    """weight [N, K] ~ values * scales[:, None]."""
+
+    values: torch.Tensor  # [N, K] int8 within ±127
+    scales: torch.Tensor  # [N] fp32
+
 
 ChunkProduct = Callable[[torch.Tensor], torch.Tensor]
 """values [T, K] uint8 -> [T, N] fp32, the exact sums of products times the scales it was made with."""
@@ -45,10 +54,9 @@ class Int8Product:
         return total.float() * self._scales
 
 
-def make_int8_product(weight: torch.Tensor) -> Int8Product:
-    """weight [N, K] fp32: one scale for each output channel, rounded to nearest even."""
-    is_onednn = weight.device.type == "cpu" and onednn_is_exact()
-    return Int8Product(*quantize_weight(weight), onednn_chunk if is_onednn else fp32_chunk)
+def make_int8_product(weight: QuantizedWeight) -> Int8Product:
+    is_onednn = weight.values.device.type == "cpu" and onednn_is_exact()
+    return Int8Product(*weight, onednn_chunk if is_onednn else fp32_chunk)
 
 
 def product_description(device: torch.device) -> str:
@@ -70,19 +78,20 @@ def exact_chunks(values: torch.Tensor) -> list[torch.Tensor]:
 
 def _largest_sum(values: torch.Tensor) -> int:
     """The largest magnitude that a sum of some products of a channel with activations can have."""
-    positive = values.clamp_min(0).sum(dim=1, dtype=torch.int64)
-    negative = values.sum(dim=1, dtype=torch.int64) - positive
+    # int32 holds the sum of 16 million values, and torch sums into it more than twice as fast as into int64.
+    positive = values.clamp_min(0).sum(dim=1, dtype=torch.int32)
+    negative = values.sum(dim=1, dtype=torch.int32) - positive
     return _MAX_VALUE * int(torch.maximum(positive, -negative).max())
 
 
-def quantize_weight(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """weight [N, K] fp32 -> values [N, K] int8 within ±127, scales [N] fp32."""
+def quantize_weight(weight: torch.Tensor) -> QuantizedWeight:
+    """weight [N, K] fp32: one scale for each output channel, rounded to nearest even."""
     scales = (weight.abs().amax(dim=1) / QUANT_MAX).clamp_min(_WEIGHT_SCALE_FLOOR)
     values = (weight / scales[:, None]).round_()
     if not scales.isfinite().all():
         # A NaN or an Inf makes its channel's scale so, and with it every result of the channel; no integer can hold it.
         values = values.nan_to_num(0.0)
-    return values.to(torch.int8), scales
+    return QuantizedWeight(values.to(torch.int8), scales)
 
 
 @cache

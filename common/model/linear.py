@@ -5,15 +5,16 @@ The numeric path is a property of the worker: it enters the model's fingerprint,
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 import torch
 import torch.nn.functional as F
 
-from common.model.int8_product import Int8Product, make_int8_product
+from common.model.int8_product import Int8Product, QuantizedWeight, make_int8_product, quantize_weight
 from kernels.contract import Ops
 from kernels.quantized import QuantizedRows, RowQuantizer, hadamard, row_quantizer
 
+Weight: TypeAlias = torch.Tensor | QuantizedWeight
 _EXACT_BACKENDS = ("cpu",)
 
 
@@ -26,7 +27,7 @@ class Numerics(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class LinearWeights:
-    weight: torch.Tensor  # [out_features, in_features] fp32
+    weight: Weight  # [out_features, in_features] fp32; or, for the int8 path, quantized with the norm before it inside
     bias: torch.Tensor | None  # [out_features] fp32
 
 
@@ -104,11 +105,11 @@ class _Int8Maker:
         self._quantizer = quantizer
 
     def linear(self, weights: LinearWeights) -> Linear:
-        product, bias, quantizer = make_int8_product(weights.weight), weights.bias, self._quantizer
+        product, bias, quantizer = _int8_product(weights), weights.bias, self._quantizer
         return lambda x: _scaled(product, quantizer.quantize_rows(x), bias)
 
     def norm_linear(self, norm: Norm, weights: LinearWeights) -> Linear:
-        product, bias, quantizer = make_int8_product(weights.weight * norm.weight), weights.bias, self._quantizer
+        product, bias, quantizer = _int8_product(weights, norm), weights.bias, self._quantizer
         return lambda x: _scaled(product, quantizer.rms_norm_quantize(x, norm.eps), bias)
 
     def mlp(self, norm: Norm, gate_up: LinearWeights, down: LinearWeights, hadamard_block: int) -> Linear:
@@ -123,8 +124,8 @@ class _Int8Mlp:
     ) -> None:
         self._quantizer = quantizer
         self._eps = norm.eps
-        self._gate_up, self._gate_up_bias = make_int8_product(gate_up.weight * norm.weight), gate_up.bias
-        self._down, self._down_bias = make_int8_product(down.weight), down.bias
+        self._gate_up, self._gate_up_bias = _int8_product(gate_up, norm), gate_up.bias
+        self._down, self._down_bias = _int8_product(down), down.bias
         self._hadamard_block = hadamard_block
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
@@ -136,6 +137,13 @@ class _Int8Mlp:
             gated = self._quantizer.silu_mul_quantize(gate_up, None, self._hadamard_block)
         y = self._quantizer.add_scaled(x, self._down(gated), gated.scales)
         return y if self._down_bias is None else y.add_(self._down_bias)
+
+
+def _int8_product(weights: LinearWeights, norm: Norm | None = None) -> Int8Product:
+    weight = weights.weight
+    if not isinstance(weight, QuantizedWeight):
+        weight = quantize_weight(weight if norm is None else weight * norm.weight)
+    return make_int8_product(weight)
 
 
 def _scaled(product: Int8Product, rows: QuantizedRows, bias: torch.Tensor | None) -> torch.Tensor:

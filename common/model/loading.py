@@ -5,17 +5,16 @@ Opening a prepared model imports neither torch nor transformers.
 
 import time
 from collections.abc import Sequence
-from hashlib import blake2b
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from common.errors import ModelLoadError
 from common.model.checkpoint import check_weight_files
-from common.model.config_json import CONFIG_FIELDS, canonical_json
+from common.model.config_json import CONFIG_FIELDS
 from common.model.convert import CONVERTED_WEIGHTS, convert_gguf
 from common.model.file_digest import file_sha256, remembered_sha256
 from common.model.hf_folder import describe_folder, describing_files, find_weight_files, read_raw_config
-from common.model.model_cache import Progress, entry_checksums, open_or_build
+from common.model.model_cache import Progress, entry_checksums, entry_key, open_or_build
 from common.model.prepared import PreparedModel, read_prepared, write_description
 from common.model.source import ModelSource, SourceKind, resolve_source
 
@@ -80,7 +79,7 @@ def _prepare_folder(source: ModelSource, cache_dir: Path, progress: Progress) ->
 
 
 def _entry_key(source: ModelSource, files: Sequence[tuple[str, str]]) -> str:
-    """A folder name for what these files, by name and content, are prepared to by this version of everything."""
+    """Names what these files, by name and content, are prepared to by this version of everything."""
     identity = {
         "converter": _CONVERTER_VERSION,
         "config_fields": CONFIG_FIELDS,
@@ -89,8 +88,7 @@ def _entry_key(source: ModelSource, files: Sequence[tuple[str, str]]) -> str:
         "name": source.name,
         "files": sorted(files),
     }
-    digest = blake2b(canonical_json(identity), digest_size=16).hexdigest()
-    return f"{''.join(c if c.isalnum() or c in '.-_' else '_' for c in source.name)}-{digest}"
+    return entry_key(source.name, identity)
 
 
 def _version(package: str) -> str:

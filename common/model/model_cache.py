@@ -11,8 +11,9 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from hashlib import blake2b
 from pathlib import Path
 
 from filelock import FileLock, Timeout
@@ -23,6 +24,12 @@ from common.model.file_digest import file_sha256
 
 MANIFEST = "manifest.json"
 Progress = Callable[[str], None]
+
+
+def entry_key(name: str, identity: Mapping[str, object]) -> str:
+    """A folder name for what `identity` (as JSON) determines; `name` is for people."""
+    digest = blake2b(canonical_json(identity), digest_size=16).hexdigest()
+    return f"{''.join(c if c.isalnum() or c in '.-_' else '_' for c in name)}-{digest}"
 
 
 def open_or_build(models: Path, key: str, build: Callable[[Path], None], progress: Progress) -> Path:

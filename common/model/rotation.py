@@ -31,13 +31,17 @@ class RotatedModel:
 
 def rotate(config: ModelConfig, weights: Mapping[str, torch.Tensor]) -> RotatedModel:
     """`weights` as in `Transformer`, fp32. Each rotated tensor is made anew whenever it is asked for."""
-    rotated = _RotatedWeights(config, weights)
-    skipped = []
-    if not rotated.rotates_v:
+    return rotated_model(config, _RotatedWeights(config, weights))
+
+
+def rotated_model(config: ModelConfig, rotated: Mapping[str, torch.Tensor]) -> RotatedModel:
+    """`config` as before the rotation, the weights as after it."""
+    down_block, skipped = _down_block(config), []
+    if not _rotates_v(config):
         skipped.append(f"V of each head: head_dim {config.head_dim} is no power of two")
-    if rotated.down_block == 1:
+    if down_block == 1:
         skipped.append(f"the down projection's input: intermediate_size {config.intermediate_size} is odd")
-    return RotatedModel(replace(config, tie_word_embeddings=False), rotated, rotated.down_block, tuple(skipped))
+    return RotatedModel(replace(config, tie_word_embeddings=False), rotated, down_block, tuple(skipped))
 
 
 class _RotatedWeights(Mapping[str, torch.Tensor]):
@@ -45,10 +49,8 @@ class _RotatedWeights(Mapping[str, torch.Tensor]):
         self._weights = weights
         self._head_source = "model.embed_tokens.weight" if config.tie_word_embeddings else "lm_head.weight"
         self._residual = _residual_factors(config.hidden_size)
-        self.rotates_v = _power_of_two(config.head_dim) == config.head_dim
-        self._head_dim = hadamard_factors(config.head_dim) if self.rotates_v else []
-        self.down_block = min(_power_of_two(config.intermediate_size), _MAX_DOWN_BLOCK)
-        self._down = hadamard_factors(self.down_block)
+        self._head_dim = hadamard_factors(config.head_dim) if _rotates_v(config) else []
+        self._down = hadamard_factors(_down_block(config))
 
     def __iter__(self) -> Iterator[str]:
         yield from self._weights
@@ -101,6 +103,14 @@ class _RotatedWeights(Mapping[str, torch.Tensor]):
         """The norm's weight moves into the product that reads it: what is left of the norm commutes with a rotation."""
         norm_weight = self._weights[f"model.layers.{layer}.{norm}.weight"].double()
         return rotate_rows(weight * norm_weight, self._residual)
+
+
+def _rotates_v(config: ModelConfig) -> bool:
+    return _power_of_two(config.head_dim) == config.head_dim
+
+
+def _down_block(config: ModelConfig) -> int:
+    return min(_power_of_two(config.intermediate_size), _MAX_DOWN_BLOCK)
 
 
 def rotate_rows(x: torch.Tensor, factors: list[torch.Tensor]) -> torch.Tensor:

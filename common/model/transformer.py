@@ -3,7 +3,7 @@
 Owns the weights on the device. Reads and writes KV only through `Ops`; knows nothing of sequences or schedules.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -12,7 +12,8 @@ import torch.nn.functional as F
 from common.kv.cache import KVCache
 from common.model.batch import ForwardBatch
 from common.model.config import ModelConfig
-from common.model.linear import Linear, LinearMaker, LinearWeights, Norm, Numerics, linear_maker
+from common.model.int8_product import QuantizedWeight
+from common.model.linear import Linear, LinearMaker, LinearWeights, Norm, Numerics, Weight, linear_maker
 from kernels.batch import AttentionBatch, KVLayerView
 from kernels.contract import Ops
 
@@ -36,7 +37,8 @@ class _Layer:
 class Transformer:
     """One model on one device.
 
-    `weights` are fp32 tensors on `device` under Hugging Face's names, those of `weights.expected_shapes(config)`.
+    `weights` are fp32 tensors on `device` under Hugging Face's names, those of `checkpoint.expected_shapes(config)`.
+    For the int8 path a product's weight may be int8, with its scales [out] fp32 under its name with `_scales`.
     Serves positions below `max_model_len` (none: all that the configuration has). `down_block` is the Hadamard
     transform that the weights expect on the down projection's input (see `rotation`); 1: none.
     """
@@ -59,7 +61,7 @@ class Transformer:
         self._layers = tuple(
             _make_layer(config, weights, index, maker, down_block) for index in range(config.num_layers)
         )
-        head = self._embedding if config.tie_word_embeddings else weights["lm_head.weight"]
+        head = self._embedding if config.tie_word_embeddings else _weight(weights, "lm_head")
         norm = Norm(weights["model.norm.weight"], config.rms_norm_eps)
         self._head = maker.norm_linear(norm, LinearWeights(head, None))
         self._cos, self._sin = _rotation_table(config, max_model_len or config.max_model_len, device)
@@ -117,7 +119,7 @@ def _make_layer(
 
     def fused(*names: str, has_bias: bool) -> LinearWeights:
         """One product for several that read the same input."""
-        weight = torch.cat([weights[f"{name}.{part}.weight"] for part in names])
+        weight = _stacked([_weight(weights, f"{name}.{part}") for part in names])
         bias = torch.cat([weights[f"{name}.{part}.bias"] for part in names]) if has_bias else None
         return LinearWeights(weight, bias)
 
@@ -135,6 +137,19 @@ def _make_layer(
         mlp=maker.mlp(norm("post_attention_layernorm"), gate_up, down, down_block),
         window=config.layer_windows[index],
     )
+
+
+def _weight(weights: Mapping[str, torch.Tensor], product: str) -> Weight:
+    weight = weights[f"{product}.weight"]
+    return QuantizedWeight(weight, weights[f"{product}.weight_scales"]) if weight.dtype == torch.int8 else weight
+
+
+def _stacked(parts: Sequence[Weight]) -> Weight:
+    quantized = [part for part in parts if isinstance(part, QuantizedWeight)]
+    if not quantized:
+        return torch.cat(parts)
+    values, scales = zip(*quantized, strict=True)
+    return QuantizedWeight(torch.cat(values), torch.cat(scales))
 
 
 def _rotation_table(config: ModelConfig, num_positions: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:

@@ -10,14 +10,13 @@ import torch
 from common.config import cache_dir
 from common.kv.cache import KVCache
 from common.kv.layout import KVFormat
-from common.model.assembly import make_transformer
+from common.model.assembly import load_transformer
 from common.model.linear import Numerics, exactness
 from common.model.loading import prepare_model
 from common.model.prepared import PreparedModel
 from common.model.runner import ModelRunner
 from common.model.sampler import SampleRow, sample
 from common.model.transformer import Transformer
-from common.model.weights import load_weights
 from common.sampling import SamplingParams
 from kernels.ops import select
 from tests.support.paged_generation import PagedSequence, compute, make_cache, make_sequences, prefill
@@ -36,11 +35,10 @@ class Case:
     prompts: list[list[int]]  # the first is watched, the others are strangers
 
 
-def make_case(prepared: PreparedModel, length: int) -> Case:
+def make_case(prepared: PreparedModel, cache: Path, length: int) -> Case:
     ops, config = select(CPU, "cpu", cache_dir()), prepared.config
     assert exactness(Numerics.INT8, ops.name) == (True, "")
-    weights = load_weights(prepared, CPU)
-    transformer = make_transformer(config, weights, ops, CPU, Numerics.INT8, 1024, lambda _: None)
+    transformer = load_transformer(prepared, cache, ops, CPU, Numerics.INT8, 1024, lambda _: None)
     lengths = [length, *(1 + (7 * i) % 70 for i in range(31))]
     generator = torch.Generator().manual_seed(0)
     return Case(transformer, [torch.randint(0, config.vocab_size, (n,), generator=generator).tolist() for n in lengths])
@@ -50,12 +48,12 @@ def make_case(prepared: PreparedModel, length: int) -> Case:
 def tiny(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Case:
     root: Path = tmp_path_factory.mktemp("exactness")
     folder = make_tiny_model(root / "tiny", request.param)
-    return make_case(prepare_model(str(folder), root / "cache", lambda _: None), 530)
+    return make_case(prepare_model(str(folder), root / "cache", lambda _: None), root / "cache", 530)
 
 
 @pytest.fixture(scope="module")
 def smollm2() -> Case:
-    return make_case(prepared_smollm2(), 300)
+    return make_case(prepared_smollm2(), cache_dir(), 300)
 
 
 @pytest.fixture(autouse=True)
