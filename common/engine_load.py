@@ -1,4 +1,4 @@
-"""How loaded an engine is, at one instant; what placement decides by."""
+"""How loaded an engine is at one instant, what placement decides by; and what it has done since its start."""
 
 from dataclasses import dataclass
 
@@ -11,3 +11,13 @@ class EngineLoad:
     num_running: int
     num_waiting: int
     queued_tokens: int
+
+
+@dataclass(slots=True)
+class EngineTotals:
+    """Counters since start."""
+
+    computed_prompt_tokens: int = 0
+    cached_prompt_tokens: int = 0
+    output_tokens: int = 0
+    num_steps: int = 0

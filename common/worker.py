@@ -12,6 +12,7 @@ import torch
 
 from common.config import cache_dir, state_dir
 from common.engine_config import EngineSettings
+from common.engine_load import EngineLoad, EngineTotals
 from common.engine_thread import EngineThread
 from common.ids import BlockHash, mint_incarnation
 from common.kv.block_pool import IndexChanges
@@ -152,6 +153,22 @@ class _Worker:
     def _set_fatal(self, error: BaseException) -> None:
         if not self._fatal.done():
             self._fatal.set_exception(error)
+
+
+def engine_status(load: EngineLoad, totals: EngineTotals) -> worker_pb2.WorkerStatus:
+    """What both roles tell alike; each adds its own fields."""
+    return worker_pb2.WorkerStatus(
+        free_blocks=load.free_blocks,
+        cached_blocks=load.cached_blocks,
+        reserved_blocks=load.reserved_blocks,
+        num_running=load.num_running,
+        num_waiting=load.num_waiting,
+        queued_tokens=load.queued_tokens,
+        computed_prompt_tokens=totals.computed_prompt_tokens,
+        cached_prompt_tokens=totals.cached_prompt_tokens,
+        output_tokens=totals.output_tokens,
+        num_steps=totals.num_steps,
+    )
 
 
 def _load(settings: EngineSettings) -> LoadedModel:

@@ -11,7 +11,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Protocol
 
-from common.engine_load import EngineLoad
+from common.engine_load import EngineLoad, EngineTotals
 from common.errors import NumericFailure, TwostrokeError
 from common.ids import BlockHash
 from common.kv.block_pool import IndexChanges
@@ -55,13 +55,7 @@ class SpeculationSettings:
 
 
 @dataclass(slots=True)
-class DecodeTotals:
-    """Counters since start."""
-
-    computed_prompt_tokens: int = 0
-    cached_prompt_tokens: int = 0
-    output_tokens: int = 0
-    num_steps: int = 0
+class DecodeTotals(EngineTotals):
     num_preemptions: int = 0
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0

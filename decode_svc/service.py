@@ -7,7 +7,7 @@ from typing import Any
 from common.ids import BlockHash
 from common.kv.block_pool import BlockPool, IndexChanges
 from common.pb import decode_pb2_grpc, worker_pb2
-from common.worker import WorkerParts
+from common.worker import WorkerParts, engine_status
 from decode_svc.config import DecodeSettings
 from decode_svc.engine import DecodeEngine, SpeculationSettings
 from decode_svc.kv_receiver import KVReceiver
@@ -59,25 +59,14 @@ class DecodeService:
         decode_pb2_grpc.add_DecodeServicer_to_server(self._servicer, server)
 
     def status(self) -> worker_pb2.WorkerStatus:
-        load = self._engine.load()
         totals = self._engine.totals
-        return worker_pb2.WorkerStatus(
-            is_draining=self._servicer.is_draining,
-            free_blocks=load.free_blocks,
-            cached_blocks=load.cached_blocks,
-            reserved_blocks=load.reserved_blocks,
-            num_running=load.num_running,
-            num_waiting=load.num_waiting,
-            queued_tokens=load.queued_tokens,
-            computed_prompt_tokens=totals.computed_prompt_tokens,
-            cached_prompt_tokens=totals.cached_prompt_tokens,
-            output_tokens=totals.output_tokens,
-            num_steps=totals.num_steps,
-            kv_bytes_moved=self._receiver.kv_bytes_received,
-            num_preemptions=totals.num_preemptions,
-            num_draft_tokens=totals.num_draft_tokens,
-            num_accepted_tokens=totals.num_accepted_tokens,
-        )
+        status = engine_status(self._engine.load(), totals)
+        status.is_draining = self._servicer.is_draining
+        status.kv_bytes_moved = self._receiver.kv_bytes_received
+        status.num_preemptions = totals.num_preemptions
+        status.num_draft_tokens = totals.num_draft_tokens
+        status.num_accepted_tokens = totals.num_accepted_tokens
+        return status
 
     async def release(self, transfer_id: bytes, generation: int) -> int:
         return await self._servicer.release(transfer_id, generation)

@@ -14,6 +14,7 @@ from common.pb import decode_pb2, decode_pb2_grpc
 from common.rpc.cleanup import Cleanups
 from common.rpc.convert import layout_from_pb, sampling_from_pb
 from common.telemetry.context import current_context
+from common.telemetry.recorder import SpanRecorder
 from common.telemetry.setup import Telemetry
 from decode_svc.engine import DecodeEngine
 from decode_svc.kv_receiver import KVReceiver
@@ -99,7 +100,7 @@ class DecodeServicer(decode_pb2_grpc.DecodeServicer):
         try:
             sequence = await self._begin(request, listener)
             self._wake_engine()
-            stream = SequenceStream(sequence, listener.events, self._telemetry, current_context())
+            stream = SequenceStream(sequence, listener.events, SpanRecorder(self._telemetry, current_context()))
             async with aclosing(stream.run()) as events:
                 async for event in events:
                     yield event

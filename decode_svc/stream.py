@@ -3,14 +3,11 @@
 import asyncio
 from collections.abc import AsyncGenerator
 
-from opentelemetry.context import Context
-
 from common.errors import TwostrokeError
 from common.pb import decode_pb2
 from common.rpc.convert import finish_to_pb, token_to_pb
 from common.telemetry import names
-from common.telemetry.context import record_span
-from common.telemetry.setup import Telemetry
+from common.telemetry.recorder import SpanRecorder
 from decode_svc.engine import StepOutput
 from decode_svc.sequence import Sequence
 
@@ -37,13 +34,11 @@ class SequenceStream:
         self,
         sequence: Sequence,
         events: asyncio.Queue[StepOutput | TwostrokeError],
-        telemetry: Telemetry,
-        context: Context,
+        spans: SpanRecorder,
     ) -> None:
         self._sequence = sequence
         self._events = events
-        self._telemetry = telemetry
-        self._context = context
+        self._spans = spans
         self._num_verified = 0
 
     async def run(self) -> AsyncGenerator[decode_pb2.GenerateEvent, None]:
@@ -88,13 +83,13 @@ class SequenceStream:
 
     def _record_step(self, step: StepOutput) -> None:
         if step.num_prompt_tokens:
-            self._span(
+            self._spans.record(
                 names.SPAN_PREFILL_CHUNK, step.start_s, step.end_s, {names.ATTR_NUM_TOKENS: step.num_prompt_tokens}
             )
         if not step.num_drafted:
             return
         if self._num_verified % VERIFY_SPAN_EVERY == 0:
-            self._span(
+            self._spans.record(
                 names.SPAN_SPEC_VERIFY,
                 step.start_s,
                 step.end_s,
@@ -106,22 +101,11 @@ class SequenceStream:
         sequence = self._sequence
         if not sequence.started_s:
             return  # ended before its first step
-        self._span(names.SPAN_DECODE_QUEUE, sequence.arrived_s, sequence.started_s, {})
+        self._spans.record(names.SPAN_DECODE_QUEUE, sequence.arrived_s, sequence.started_s, {})
         attributes = {
             names.ATTR_OUTPUT_TOKENS: len(sequence.output_token_ids),
             names.ATTR_TARGET_PASSES: sequence.num_target_passes,
             names.ATTR_DRAFT_TOKENS: sequence.num_draft_tokens,
             names.ATTR_ACCEPTED_TOKENS: sequence.num_accepted_tokens,
         }
-        self._span(names.SPAN_DECODE_STREAM, sequence.started_s, ended_s, attributes)
-
-    def _span(self, name: str, start_s: float, end_s: float, attributes: dict[str, int]) -> None:
-        clock = self._telemetry.clock
-        record_span(
-            self._telemetry.tracer,
-            name,
-            clock.to_wall_ns(start_s),
-            clock.to_wall_ns(end_s),
-            self._context,
-            attributes,
-        )
+        self._spans.record(names.SPAN_DECODE_STREAM, sequence.started_s, ended_s, attributes)

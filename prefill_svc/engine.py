@@ -8,10 +8,9 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
 from typing import Protocol
 
-from common.engine_load import EngineLoad
+from common.engine_load import EngineLoad, EngineTotals
 from common.errors import NumericFailure, TwostrokeError
 from common.ids import BlockHash
 from common.kv.block_pool import IndexChanges
@@ -35,16 +34,6 @@ class JobListener(Protocol):
         """The job has ended and holds nothing."""
 
 
-@dataclass(slots=True)
-class PrefillTotals:
-    """Counters since start."""
-
-    computed_prompt_tokens: int = 0
-    cached_prompt_tokens: int = 0
-    output_tokens: int = 0
-    num_steps: int = 0
-
-
 class PrefillEngine:
     def __init__(
         self, runner: ModelRunner, scheduler: PrefillScheduler, clock: Callable[[], float] = time.monotonic
@@ -55,7 +44,7 @@ class PrefillEngine:
         self._lock = threading.Lock()
         self._listeners: dict[PrefillJob, JobListener] = {}
         self._ending: dict[PrefillJob, list[Future[int]]] = {}
-        self.totals = PrefillTotals()
+        self.totals = EngineTotals()
 
     def submit(self, job: PrefillJob, listener: JobListener) -> None:
         """Queues a job; the caller then wakes the engine. Raises BadRequest or NoRoom."""

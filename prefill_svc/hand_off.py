@@ -9,15 +9,12 @@ import time
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 
-from opentelemetry.context import Context
-
 from common.errors import Cancelled, TwostrokeError
 from common.pb import decode_pb2, prefill_pb2
 from common.rpc.convert import finish_to_pb, token_to_pb
 from common.sampling import FinishReason, OutputToken
 from common.telemetry import names
-from common.telemetry.context import record_span
-from common.telemetry.setup import Telemetry
+from common.telemetry.recorder import SpanRecorder
 from prefill_svc.job import PrefillJob
 from prefill_svc.kv_sender import KVSender
 
@@ -68,14 +65,12 @@ class HandOff:
         job: PrefillJob,
         events: asyncio.Queue[JobEvent],
         sender: KVSender | None,
-        telemetry: Telemetry,
-        context: Context,
+        spans: SpanRecorder,
     ) -> None:
         self._job = job
         self._events = events
         self._sender = sender
-        self._telemetry = telemetry
-        self._context = context
+        self._spans = spans
         self._to_push: asyncio.Queue[ChunkDone | FirstTokenSampled] = asyncio.Queue()
         self._push: asyncio.Task[prefill_pb2.HandedOff] | None = None
         self._is_cancelled = False
@@ -118,9 +113,11 @@ class HandOff:
             if isinstance(event, FirstTokenSampled):
                 return event
             if is_queued:
-                self._span(names.SPAN_PREFILL_QUEUE, self._job.arrived_s, self._job.started_s, {})
+                self._spans.record(names.SPAN_PREFILL_QUEUE, self._job.arrived_s, self._job.started_s, {})
                 is_queued = False
-            self._span(names.SPAN_PREFILL_CHUNK, event.start_s, event.end_s, {names.ATTR_NUM_TOKENS: event.num_tokens})
+            self._spans.record(
+                names.SPAN_PREFILL_CHUNK, event.start_s, event.end_s, {names.ATTR_NUM_TOKENS: event.num_tokens}
+            )
             self._to_push.put_nowait(event)
 
     async def _next_event(self) -> JobEvent:
@@ -153,7 +150,7 @@ class HandOff:
         finally:
             num_blocks = sender.num_blocks_pushed - before
             if num_blocks:
-                self._span(names.SPAN_KV_PUSH, started_s, time.monotonic(), {names.ATTR_NUM_BLOCKS: num_blocks})
+                self._spans.record(names.SPAN_KV_PUSH, started_s, time.monotonic(), {names.ATTR_NUM_BLOCKS: num_blocks})
 
     async def _commit(self, sender: KVSender, sampled: FirstTokenSampled) -> prefill_pb2.HandedOff:
         started_s = time.monotonic()
@@ -172,7 +169,7 @@ class HandOff:
                 names.ATTR_NUM_BLOCKS: sender.num_blocks_pushed,
                 names.ATTR_NUM_BYTES: sender.num_bytes_pushed,
             }
-            self._span(names.SPAN_KV_COMMIT, started_s, ended_s, attributes)
+            self._spans.record(names.SPAN_KV_COMMIT, started_s, ended_s, attributes)
         return prefill_pb2.HandedOff(
             num_blocks_pushed=sender.num_blocks_pushed,
             num_bytes_pushed=sender.num_bytes_pushed,
@@ -192,14 +189,3 @@ class HandOff:
 
     def _cancelled(self) -> Cancelled:
         return Cancelled(f"{self._job.request_id}: released by the gateway")
-
-    def _span(self, name: str, start_s: float, end_s: float, attributes: dict[str, int]) -> None:
-        clock = self._telemetry.clock
-        record_span(
-            self._telemetry.tracer,
-            name,
-            clock.to_wall_ns(start_s),
-            clock.to_wall_ns(end_s),
-            self._context,
-            attributes,
-        )

@@ -7,7 +7,7 @@ from typing import Any
 from common.ids import BlockHash
 from common.kv.block_pool import BlockPool, IndexChanges
 from common.pb import prefill_pb2_grpc, worker_pb2
-from common.worker import WorkerParts
+from common.worker import WorkerParts, engine_status
 from prefill_svc.config import PrefillSettings
 from prefill_svc.engine import PrefillEngine
 from prefill_svc.scheduler import PrefillScheduler
@@ -38,21 +38,10 @@ class PrefillService:
         prefill_pb2_grpc.add_PrefillServicer_to_server(self._servicer, server)
 
     def status(self) -> worker_pb2.WorkerStatus:
-        load = self._engine.load()
-        totals = self._engine.totals
-        return worker_pb2.WorkerStatus(
-            is_draining=self._servicer.is_draining,
-            free_blocks=load.free_blocks,
-            cached_blocks=load.cached_blocks,
-            num_running=load.num_running,
-            num_waiting=load.num_waiting,
-            queued_tokens=load.queued_tokens,
-            computed_prompt_tokens=totals.computed_prompt_tokens,
-            cached_prompt_tokens=totals.cached_prompt_tokens,
-            output_tokens=totals.output_tokens,
-            num_steps=totals.num_steps,
-            kv_bytes_moved=self._servicer.kv_bytes_pushed,
-        )
+        status = engine_status(self._engine.load(), self._engine.totals)
+        status.is_draining = self._servicer.is_draining
+        status.kv_bytes_moved = self._servicer.kv_bytes_pushed
+        return status
 
     async def release(self, transfer_id: bytes, generation: int) -> int:
         return await self._servicer.release(transfer_id, generation)

@@ -14,6 +14,7 @@ from common.pb import prefill_pb2, prefill_pb2_grpc
 from common.rpc.cleanup import Cleanups
 from common.rpc.convert import sampling_from_pb
 from common.telemetry.context import current_context
+from common.telemetry.recorder import SpanRecorder
 from common.telemetry.setup import Telemetry
 from prefill_svc.channels import ChannelPool
 from prefill_svc.engine import PrefillEngine
@@ -76,7 +77,9 @@ class PrefillServicer(prefill_pb2_grpc.PrefillServicer):
         job = self._make_job(request)
         listener = QueueListener(asyncio.get_running_loop())
         self._engine.submit(job, listener)
-        hand_off = HandOff(job, listener.events, self._make_sender(request), self._telemetry, current_context())
+        hand_off = HandOff(
+            job, listener.events, self._make_sender(request), SpanRecorder(self._telemetry, current_context())
+        )
         active = self._enter(job, request.generation, hand_off)
         self._wake_engine()
         events = hand_off.run()
