@@ -3,11 +3,8 @@
 import asyncio
 import logging
 import secrets
-import signal
 import socket
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 from prometheus_client import CollectorRegistry
 
@@ -15,6 +12,7 @@ from common.config import state_dir
 from common.logs import fields
 from common.prefix_index.base import INDEX_NAMESPACE, PrefixIndex
 from common.prefix_index.redis import RedisPrefixIndex
+from common.stop_signals import stop_signals
 from common.telemetry.setup import Telemetry, setup_telemetry
 from common.tokenizer import Tokenizer
 from gateway.admission import Admission
@@ -148,7 +146,7 @@ async def run_gateway(settings: GatewaySettings) -> None:
 
 async def _serve(gateway: Gateway, bound: socket.socket, drain_grace_s: float) -> None:
     server = HttpServer(create_app(gateway.services))
-    with _stop_signals() as signals:
+    with stop_signals() as signals:
         serving = asyncio.create_task(server.serve(sockets=[bound]))
         meeting = asyncio.create_task(gateway.meet_workers(url_of(bound)))
         stopped = asyncio.create_task(signals.get())
@@ -179,20 +177,6 @@ async def _drain(admission: Admission, grace_s: float, signals: "asyncio.Queue[s
     for task in (idle, impatience):
         task.cancel()
     await asyncio.gather(idle, impatience, return_exceptions=True)
-
-
-@contextmanager
-def _stop_signals() -> "Iterator[asyncio.Queue[str]]":
-    loop = asyncio.get_running_loop()
-    received: asyncio.Queue[str] = asyncio.Queue()
-    handled = (signal.SIGTERM, signal.SIGINT)
-    for number in handled:
-        loop.add_signal_handler(number, received.put_nowait, number.name)
-    try:
-        yield received
-    finally:
-        for number in handled:
-            loop.remove_signal_handler(number)
 
 
 def _make_index(settings: GatewaySettings) -> PrefixIndex | None:

@@ -2,9 +2,7 @@
 
 import asyncio
 import logging
-import signal
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any, cast
 
 import grpc
@@ -13,6 +11,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from common.errors import ConfigError, TwostrokeError
 from common.rpc.handlers import HandlerInterceptor
 from common.rpc.limits import SERVER_OPTIONS
+from common.stop_signals import stop_signals
 
 log = logging.getLogger("twostroke.rpc")
 
@@ -56,7 +55,7 @@ class WorkerServer:
         A second signal cuts the drain short. When one of `must_run` ends first, the server stops at once and its
         exception is raised: a worker without its engine must not look alive.
         """
-        with _stop_signals() as signals:
+        with stop_signals() as signals:
             failed = await _first_of(signals.get(), must_run)
             if failed is None:
                 await self._drain(drain, grace_s, signals)
@@ -102,20 +101,6 @@ async def _first_of(
         stopped.cancel()
         return ended
     return None
-
-
-@contextmanager
-def _stop_signals() -> "Iterator[asyncio.Queue[str]]":
-    loop = asyncio.get_running_loop()
-    received: asyncio.Queue[str] = asyncio.Queue()
-    handled = (signal.SIGTERM, signal.SIGINT)
-    for number in handled:
-        loop.add_signal_handler(number, received.put_nowait, number.name)
-    try:
-        yield received
-    finally:
-        for number in handled:
-            loop.remove_signal_handler(number)
 
 
 def _bind(server: grpc.aio.Server, address: str) -> str:
