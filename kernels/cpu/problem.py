@@ -77,6 +77,19 @@ def row_width(problem: Problem) -> int:
 
 
 @compiled
+def slot_pointers(address: int, rows: int) -> Any:
+    """Peaks, masses and outputs of `rows` rows of split units' partial results."""
+    masses = address + 4 * rows
+    return simd.floats(address), simd.floats(masses), simd.floats(masses + 4 * rows * LANES)
+
+
+@compiled
+def slot_size(problem: Problem) -> int:
+    """Elements of one slot."""
+    return unit_rows(problem.group_size) * (1 + LANES + row_width(problem))
+
+
+@compiled
 def scratch_size(problem: Problem) -> int:
     """Elements of one worker's memory."""
     rows, width = unit_rows(problem.group_size), row_width(problem)
