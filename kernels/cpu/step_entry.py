@@ -3,124 +3,135 @@
 from typing import Any
 
 import numba
-import numpy as np
 
 from kernels.cpu import simd
+from kernels.cpu import step_fields as f
 from kernels.cpu import step_work as work
 from kernels.cpu.compiling import compiled, entry_point
 from kernels.cpu.plan import plan_tasks, plan_units, split_units
-from kernels.cpu.problem import LAYER_FIELDS, Layer, Problem, lay_out_scratch, scratch_size, slot_size
-from kernels.cpu.step_fields import (
-    BUFFER_FIELDS,
-    PRODUCT_FIELDS,
-    ROWS_FIELDS,
-    SHAPE_FIELDS,
-    Product,
-    Step,
-    StepBuffers,
-    StepRows,
-    StepShape,
-)
-from kernels.cpu.team import record_ticks, share
+from kernels.cpu.problem import lay_out_scratch, scratch_size, slot_size
+from kernels.cpu.team import await_phase, finish_task, record_ticks, take_task
 
-_F32, _I64 = numba.types.float32, numba.types.int64
-_I64_ROWS, _COUNTERS = _I64[:, ::1], _I64[::1]
+_I64 = numba.types.int64
+_I64_ROWS, _I64S = _I64[:, ::1], _I64[::1]
 
-PHASE_NAMES = (
-    "norm", "qkv", "rope and KV write", "attention", "join of split attention", "quantize", "output projection",
-    "norm of the MLP", "gate and up", "SwiGLU, Hadamard, quantize", "down projection", "embedding", "gather", "head",
+(
+    NORM, QKV, ROTATE, ATTEND, JOIN, QUANTIZE, OUTPUT, MLP_NORM, GATE_UP, GATE, DOWN, PHASES_PER_LAYER,
+) = range(12)  # fmt: skip
+"""The phases of a layer, in their order. Before them all comes EMBED, after them all GATHER and HEAD."""
+EMBED, GATHER, HEAD, IDLE, NUM_KINDS = range(PHASES_PER_LAYER, PHASES_PER_LAYER + 5)
+KIND_NAMES = (
+    "norm, quantize", "qkv", "rope, KV write", "attention", "join split attention", "quantize", "output", "norm, quantize",
+    "gate, up", "SwiGLU, Hadamard, quantize", "down", "embed", "norm, quantize", "head",
 )  # fmt: skip
-PHASES_PER_LAYER = 11
-"""Then come those of the whole: embedding, gather and head."""
-IDLE = len(PHASE_NAMES)
 
 
-@entry_point(numba.types.Tuple((_I64_ROWS, _I64_ROWS, _I64))(ROWS_FIELDS, _I64, _I64, _I64, _I64))
-def plan_step(rows_fields: tuple[int, ...], num_kv_heads: int, group_size: int, window: int, num_threads: int) -> Any:
+@entry_point(numba.types.Tuple((_I64_ROWS, _I64_ROWS, _I64))(_I64S, _I64))
+def plan_step(fields: Any, window: int) -> Any:
     """Units, tasks and the number of slots for the attention of layers with this window."""
-    rows = StepRows(*rows_fields)
-    query_start, context_lens = simd.ints32(rows.query_start), simd.ints32(rows.context_lens)
-    units, amounts = plan_units(query_start, context_lens, rows.num_sequences, num_kv_heads, group_size, window)
-    num_slots = split_units(units, amounts, num_threads)
+    step = simd.ints64(fields.ctypes.data)
+    units, amounts = plan_units(
+        simd.ints32(step[f.QUERY_START]), simd.ints32(step[f.CONTEXT_LENS]), step[f.NUM_SEQUENCES],
+        step[f.NUM_KV_HEADS], step[f.NUM_HEADS] // step[f.NUM_KV_HEADS], window,
+    )  # fmt: skip
+    num_slots = split_units(units, amounts, step[f.NUM_THREADS])
     return units, plan_tasks(units), num_slots
 
 
-@compiled
-def _problem(kv: Layer, rows: StepRows, shape: StepShape) -> Problem:
-    """For the sizes that do not depend on the layer."""
-    return Problem(
-        kv, np.float32(1.0), 0, 0, shape.num_heads // shape.num_kv_heads, 0, rows.query_start, rows.context_lens,
-        rows.block_tables, rows.table_width, rows.num_sequences,
-    )  # fmt: skip
-
-
-@entry_point(_I64(LAYER_FIELDS, ROWS_FIELDS, SHAPE_FIELDS))
-def attention_scratch_size(kv_fields: tuple[int, ...], rows_fields: tuple[int, ...], shape_fields: tuple[int, ...]) -> int:
-    """fp32 elements of one thread's memory."""
-    return scratch_size(_problem(Layer(*kv_fields), StepRows(*rows_fields), StepShape(*shape_fields)))
-
-
-@entry_point(_I64(LAYER_FIELDS, ROWS_FIELDS, SHAPE_FIELDS))
-def attention_slot_size(kv_fields: tuple[int, ...], rows_fields: tuple[int, ...], shape_fields: tuple[int, ...]) -> int:
-    """fp32 elements of one slot of a split unit."""
-    return slot_size(_problem(Layer(*kv_fields), StepRows(*rows_fields), StepShape(*shape_fields)))
+@entry_point(numba.types.UniTuple(_I64, 2)(_I64S))
+def attention_sizes(fields: Any) -> Any:
+    """fp32 elements of one thread's memory, and of one slot of a split unit."""
+    problem = f.attention_problem(simd.ints64(fields.ctypes.data), 0, 0)
+    return scratch_size(problem), slot_size(problem)
 
 
 @compiled
-def _phase(step: Step, counters: Any, phase: int, num_tasks: int, work: Any, layer: int) -> None:
-    share(counters, phase, num_tasks, work, step, layer)
-    if step.ticks != 0:
-        in_layers = phase < step.shape.num_layers * PHASES_PER_LAYER
-        kind = phase % PHASES_PER_LAYER if in_layers else phase - (step.shape.num_layers - 1) * PHASES_PER_LAYER
-        record_ticks(simd.ints64(step.ticks), kind)
+def _num_tasks(kind: int, step: Any, layer: int) -> int:
+    columns = f.at(step, f.LAYERS, layer * f.LAYER_COLUMNS)
+    if kind == QKV:
+        return work.panel_tasks(step, columns[f.QKV + f.NUM_OUTPUTS])
+    if kind == ATTEND:
+        return work.plan_of(step, layer)[f.NUM_TASKS]
+    if kind == JOIN:
+        plan = work.plan_of(step, layer)
+        return plan[f.NUM_UNITS] if plan[f.NUM_SLOTS] else 0
+    if kind == OUTPUT or kind == DOWN:
+        return work.panel_tasks(step, step[f.HIDDEN])
+    if kind == GATE_UP:
+        return work.panel_tasks(step, columns[f.GATE_AND_UP + f.NUM_OUTPUTS])
+    if kind == GATHER:
+        return work.row_tasks(step, step[f.NUM_LOGITS])
+    if kind == HEAD:
+        return work.panel_tasks(step, simd.ints64(step[f.HEAD])[f.NUM_OUTPUTS]) if step[f.NUM_LOGITS] else 0
+    return work.row_tasks(step, step[f.NUM_TOKENS])
 
 
 @compiled
-def _run_layer(step: Step, counters: Any, layer: int) -> None:
-    first = layer * PHASES_PER_LAYER
-    by_rows = work.row_tasks(step, step.rows.num_tokens)
-    by_hidden = work.panel_tasks(step, step.shape.hidden)
-    by_gates = work.panel_tasks(step, 2 * step.shape.intermediate)
-    _phase(step, counters, first, by_rows, work.norm_quantize, layer)
-    _phase(step, counters, first + 1, work.num_qkv_tasks(step, layer), work.project_qkv, layer)
-    _phase(step, counters, first + 2, by_rows, work.rotate_and_write_kv, layer)
-    _phase(step, counters, first + 3, work.num_attention_tasks(step, layer), work.attend, layer)
-    _phase(step, counters, first + 4, work.num_split_units(step, layer), work.finish_attention, layer)
-    _phase(step, counters, first + 5, by_rows, work.quantize_attended, layer)
-    _phase(step, counters, first + 6, by_hidden, work.project_output, layer)
-    _phase(step, counters, first + 7, by_rows, work.norm_quantize, layer)
-    _phase(step, counters, first + 8, by_gates, work.project_gate_up, layer)
-    _phase(step, counters, first + 9, by_rows, work.gate_and_quantize, layer)
-    _phase(step, counters, first + 10, by_hidden, work.project_down, layer)
+def _multiply(kind: int, task: int, step: Any, layer: int) -> None:
+    columns, num_rows = layer * f.LAYER_COLUMNS, step[f.NUM_TOKENS]
+    width, output, adds = step[f.HIDDEN], step[f.RESIDUAL], 0
+    if kind == QKV:
+        product, output = f.at(step, f.LAYERS, columns + f.QKV), step[f.HEADS]
+    elif kind == OUTPUT:
+        product, width, adds = f.at(step, f.LAYERS, columns + f.OUTPUT), step[f.NUM_HEADS] * step[f.HEAD_DIM], 1
+    elif kind == GATE_UP:
+        product, output = f.at(step, f.LAYERS, columns + f.GATE_AND_UP), step[f.GATE_UP]
+    elif kind == DOWN:
+        product, width, adds = f.at(step, f.LAYERS, columns + f.DOWN), step[f.INTERMEDIATE], 1
+    else:
+        product, num_rows, output = simd.ints64(step[f.HEAD]), step[f.NUM_LOGITS], step[f.LOGITS]
+    work.multiply(task, step, product, num_rows, width, output, adds)
 
 
-@entry_point(
-    numba.types.void(
-        SHAPE_FIELDS, ROWS_FIELDS, BUFFER_FIELDS, PRODUCT_FIELDS, LAYER_FIELDS, _F32, _F32, _I64_ROWS, _I64_ROWS,
-        _COUNTERS, _F32[:, ::1], _COUNTERS,
-    )
-)  # fmt: skip
-def run_step(
-    shape_fields: tuple[int, ...], rows_fields: tuple[int, ...], buffer_fields: tuple[int, ...],
-    head_fields: tuple[int, ...], kv_fields: tuple[int, ...], eps: float, attention_scale: float, layers: Any,
-    plans: Any, counters: Any, scratch: Any, ticks: Any,
-) -> None:  # fmt: skip
+@compiled
+def _run_task(kind: int, task: int, step: Any, layer: int, scratch: int) -> None:
+    if kind == NORM or kind == MLP_NORM:
+        work.norm_and_quantize(task, step)
+    elif kind == ROTATE:
+        work.rotate_and_write_kv(task, step, layer)
+    elif kind == ATTEND:
+        work.attend(task, step, layer, scratch)
+    elif kind == JOIN:
+        work.join_split_unit(task, step, layer, scratch)
+    elif kind == QUANTIZE:
+        work.quantize_attended(task, step)
+    elif kind == GATE:
+        work.gate_and_quantize(task, step)
+    elif kind == EMBED:
+        work.embed(task, step)
+    elif kind == GATHER:
+        work.norm_and_quantize_logit_rows(task, step)
+    else:
+        _multiply(kind, task, step, layer)
+
+
+@entry_point(numba.types.void(_I64S, _I64S, numba.types.float32[:, ::1], _I64S))
+def run_step(fields: Any, counters: Any, scratch: Any, ticks: Any) -> None:
     """One thread's share of a step. `counters` are zero when the first thread comes; the last of them numbers the
-    threads, of which there may be as many as `scratch` has rows. `ticks`: see `PHASE_NAMES`, or empty."""
+    threads, of which there may be as many as `scratch` has rows. `ticks` [1 + NUM_KINDS] grows by the first thread's
+    time; or it is empty."""
     thread = simd.take_next(simd.ints64(counters[-1:].ctypes.data))
-    shape, rows, kv = StepShape(*shape_fields), StepRows(*rows_fields), Layer(*kv_fields)
-    step = Step(
-        shape, rows, StepBuffers(*buffer_fields), eps, attention_scale, Product(*head_fields), layers.ctypes.data,
-        kv, plans.ctypes.data, lay_out_scratch(_problem(kv, rows, shape), scratch[thread].ctypes.data),
-        ticks.ctypes.data if ticks.size and thread == 0 else 0,
-    )  # fmt: skip
-    shared = simd.ints64(counters.ctypes.data)
-    first = shape.num_layers * PHASES_PER_LAYER
-    if step.ticks != 0:
-        record_ticks(simd.ints64(step.ticks), IDLE)
-    _phase(step, shared, first, work.row_tasks(step, rows.num_tokens), work.embed, 0)
-    for layer in range(shape.num_layers):
-        _run_layer(step, shared, layer)
-    if rows.num_logits:
-        _phase(step, shared, first + 1, work.row_tasks(step, rows.num_logits), work.gather_logit_rows, 0)
-        _phase(step, shared, first + 2, work.panel_tasks(step, step.head.num_outputs), work.project_head, 0)
+    step, shared, memory = simd.ints64(fields.ctypes.data), simd.ints64(counters.ctypes.data), scratch[thread].ctypes.data
+    is_timed = ticks.size > 0 and thread == 0
+    if is_timed:
+        record_ticks(simd.ints64(ticks.ctypes.data), IDLE)
+    lay_out_scratch(f.attention_problem(step, 0, 0), memory)
+    in_layers = step[f.NUM_LAYERS] * PHASES_PER_LAYER
+    for phase in range(in_layers + 3):
+        if phase == 0:
+            kind, layer = EMBED, 0
+        elif phase <= in_layers:
+            kind, layer = (phase - 1) % PHASES_PER_LAYER, (phase - 1) // PHASES_PER_LAYER
+        else:
+            kind, layer = phase - 1 - in_layers + GATHER, 0
+        num_tasks = _num_tasks(kind, step, layer)
+        if num_tasks == 0:
+            continue
+        task = take_task(shared, phase)
+        while task < num_tasks:
+            _run_task(kind, task, step, layer, memory)
+            finish_task(shared, phase)
+            task = take_task(shared, phase)
+        await_phase(shared, phase, num_tasks)
+        if is_timed:
+            record_ticks(simd.ints64(ticks.ctypes.data), kind)

@@ -62,18 +62,21 @@ def _yield_core(typing: Any) -> Any:
 
 
 @compiled
-def share(counters: Any, phase: int, num_tasks: int, work: Any, step: Any, layer: int) -> None:
-    """Calls work(task, step, layer) for tasks that nobody else has taken; returns when all of the phase are done.
+def take_task(counters: Any, phase: int) -> int:
+    """The next task of a phase; at or beyond its number of tasks: none is left. `counters` points to int64 values,
+    COUNTERS_PER_PHASE for each phase."""
+    return simd.take_next(simd.ints64_at(counters, phase * COUNTERS_PER_PHASE))
 
-    `counters` points to int64 values, COUNTERS_PER_PHASE for each phase. `work` must not raise.
-    """
-    taken = simd.ints64_at(counters, phase * COUNTERS_PER_PHASE)
+
+@compiled
+def finish_task(counters: Any, phase: int) -> None:
+    _finish(simd.ints64_at(counters, phase * COUNTERS_PER_PHASE + _DONE))
+
+
+@compiled
+def await_phase(counters: Any, phase: int, num_tasks: int) -> None:
+    """Returns when all tasks of the phase are done, and what they wrote can be read."""
     done = simd.ints64_at(counters, phase * COUNTERS_PER_PHASE + _DONE)
-    task = simd.take_next(taken)
-    while task < num_tasks:
-        work(task, step, layer)
-        _finish(done)
-        task = simd.take_next(taken)
     spins = 0
     while _observe(done) < num_tasks:
         spins += 1
