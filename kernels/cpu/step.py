@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 from kernels.batch import KVLayerView
 from kernels.cpu import step_fields as f
 from kernels.cpu.attention_entry import first_bad_sequence
-from kernels.cpu.int8_matmul import pack_weight
+from kernels.cpu.int8_matmul import CHOSEN_KERNEL
+from kernels.cpu.int8_pack import PANEL_OUTPUTS, pack_weight
 from kernels.cpu.kv_write import first_bad_slot
 from kernels.cpu.layer_fields import layer_fields
 from kernels.cpu.pool import HelperPool
@@ -78,10 +79,11 @@ class CompiledStep:
 
     def _product_columns(self, product: StepProduct) -> list[int]:
         packed = pack_weight(product.values, product.scales)
-        self._alive.extend((packed, product.bias))
+        bias = None if product.bias is None else _whole_panels(product.bias)
+        self._alive.extend((packed, bias))
         return [
             packed.values.data_ptr(), packed.corrections.data_ptr(), packed.scales.data_ptr(),
-            _address(product.bias), packed.num_outputs, packed.padded_depth,
+            _address(bias), packed.num_outputs, packed.padded_depth,
         ]  # fmt: skip
 
     def _layer_columns(self, layer: StepLayer) -> list[int]:
@@ -96,7 +98,7 @@ class CompiledStep:
             len(self._layers), model.embedding.shape[1], model.num_heads, model.num_kv_heads, model.head_dim,
             self._intermediate, model.hadamard_block, _fp32_bits(model.eps), _fp32_bits(model.head_dim**-0.5),
             model.embedding.data_ptr(), model.cos.data_ptr(), model.sin.data_ptr(), self._layers.ctypes.data,
-            self._head.ctypes.data,
+            self._head.ctypes.data, CHOSEN_KERNEL,
         )  # fmt: skip
         return fields
 
@@ -182,6 +184,10 @@ def _set_batch(fields: NDArray[np.int64], batch: StepBatch, nonfinite: torch.Ten
         batch.logit_rows.data_ptr(), attention.query_start.data_ptr(), attention.context_lens.data_ptr(),
         attention.block_tables.data_ptr(), attention.block_tables.stride(0), attention.num_sequences,
     )  # fmt: skip
+
+
+def _whole_panels(bias: torch.Tensor) -> torch.Tensor:
+    return torch.cat([bias, bias.new_zeros(-len(bias) % PANEL_OUTPUTS)])
 
 
 def _address(tensor: torch.Tensor | None) -> int:

@@ -47,22 +47,23 @@ def attention_sizes(fields: Any) -> Any:
 
 @compiled
 def _num_tasks(kind: int, step: Any, layer: int) -> int:
-    columns = f.at(step, f.LAYERS, layer * f.LAYER_COLUMNS)
+    columns, num_rows = f.at(step, f.LAYERS, layer * f.LAYER_COLUMNS), step[f.NUM_TOKENS]
     if kind == QKV:
-        return work.panel_tasks(step, columns[f.QKV + f.NUM_OUTPUTS])
+        return work.panel_tasks(step, columns[f.QKV + f.NUM_OUTPUTS], num_rows)
     if kind == ATTEND:
         return work.plan_of(step, layer)[f.NUM_TASKS]
     if kind == JOIN:
         plan = work.plan_of(step, layer)
         return plan[f.NUM_UNITS] if plan[f.NUM_SLOTS] else 0
     if kind == OUTPUT or kind == DOWN:
-        return work.panel_tasks(step, step[f.HIDDEN])
+        return work.panel_tasks(step, step[f.HIDDEN], num_rows)
     if kind == GATE_UP:
-        return work.panel_tasks(step, columns[f.GATE_AND_UP + f.NUM_OUTPUTS])
+        return work.panel_tasks(step, columns[f.GATE_AND_UP + f.NUM_OUTPUTS], num_rows)
     if kind == GATHER:
         return work.row_tasks(step, step[f.NUM_LOGITS])
     if kind == HEAD:
-        return work.panel_tasks(step, simd.ints64(step[f.HEAD])[f.NUM_OUTPUTS]) if step[f.NUM_LOGITS] else 0
+        num_logits, num_outputs = step[f.NUM_LOGITS], simd.ints64(step[f.HEAD])[f.NUM_OUTPUTS]
+        return work.panel_tasks(step, num_outputs, num_logits) if num_logits else 0
     return work.row_tasks(step, step[f.NUM_TOKENS])
 
 

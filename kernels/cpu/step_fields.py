@@ -23,6 +23,7 @@ ALIGNMENT = 64
     COS, SIN,  # [positions, head_dim / 2] fp32
     LAYERS,  # [num_layers, LAYER_COLUMNS] int64
     HEAD,  # PRODUCT_COLUMNS int64
+    PRODUCT_KERNEL,  # for `multiply_panels`
     KV,  # int64, as `Layer`: the first layer's
     # the batch: T tokens, R rows of logits
     NUM_THREADS,
@@ -44,7 +45,7 @@ ALIGNMENT = 64
     GATE_UP,  # [T, 2 * intermediate] fp32
     LOGITS,  # [R, V] fp32
     NUM_FIELDS,
-) = range(38)  # fmt: skip
+) = range(39)  # fmt: skip
 
 # columns of a product; see `int8_matmul`
 VALUES, CORRECTIONS, SCALES, BIAS, NUM_OUTPUTS, PADDED_DEPTH, PRODUCT_COLUMNS = range(7)

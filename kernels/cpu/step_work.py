@@ -13,7 +13,8 @@ from kernels.cpu import step_fields as f
 from kernels.cpu.attention import finish_split_unit, run_task
 from kernels.cpu.compiling import compiled
 from kernels.cpu.hadamard import hadamard_in_place
-from kernels.cpu.int8_matmul import PANEL, multiply_panels
+from kernels.cpu.int8_pack import PANEL_OUTPUTS
+from kernels.cpu.int8_product import Product, multiply_panels
 from kernels.cpu.kv_write import write_position
 from kernels.cpu.plan import NOT_SPLIT, SLOT, TASK_BEGIN, TASK_COLUMNS, TASK_END, TASK_UNIT, UNIT_COLUMNS, unit_rows
 from kernels.cpu.problem import Problem, scratch_at, slot_pointers
@@ -21,8 +22,8 @@ from kernels.cpu.quantize import quantize_row
 from kernels.cpu.rows import rms_norm_row, rope_head, silu_mul_row, sum_squares
 
 _ONE = np.float32(1.0)
-_TASKS_PER_THREAD = 4
-_PANELS_AT_ONCE = 4
+_TASKS_PER_THREAD = 6
+_FEW_ROWS, _PANELS_OF_FEW, _PANELS_OF_MANY = 8, 3, 4  # how many panels the kernels take at once
 
 
 @compiled
@@ -31,15 +32,16 @@ def row_tasks(step: Any, num_rows: int) -> int:
 
 
 @compiled
-def panel_tasks(step: Any, num_outputs: int) -> int:
-    panels = -(-num_outputs // PANEL)
-    return -(-panels // _panels_per_task(step, panels))
+def panel_tasks(step: Any, num_outputs: int, num_rows: int) -> int:
+    panels = -(-num_outputs // PANEL_OUTPUTS)
+    return -(-panels // _panels_per_task(step, panels, num_rows))
 
 
 @compiled
-def _panels_per_task(step: Any, panels: int) -> int:
+def _panels_per_task(step: Any, panels: int, num_rows: int) -> int:
+    unit = _PANELS_OF_FEW if num_rows <= _FEW_ROWS else _PANELS_OF_MANY
     wanted = -(-panels // (step[f.NUM_THREADS] * _TASKS_PER_THREAD))
-    return -(-wanted // _PANELS_AT_ONCE) * _PANELS_AT_ONCE
+    return -(-wanted // unit) * unit
 
 
 @compiled
@@ -101,14 +103,13 @@ def norm_and_quantize_logit_rows(task: int, step: Any) -> None:
 def multiply(task: int, step: Any, product: Any, num_rows: int, width: int, output: int, adds: int) -> None:
     """Quantized rows of `width` values times a run of panels, to `output`; `adds` 1: added to what is there."""
     num_outputs = product[f.NUM_OUTPUTS]
-    panels = -(-num_outputs // PANEL)
-    size = _panels_per_task(step, panels)
-    first = task * size
-    multiply_panels(
-        step[f.QUANTIZED], _padded(width), step[f.ROW_SCALES], num_rows, product[f.VALUES], product[f.PADDED_DEPTH],
-        product[f.CORRECTIONS], product[f.SCALES], product[f.BIAS], num_outputs, first, min(first + size, panels),
-        output, num_outputs, adds,
+    panels = -(-num_outputs // PANEL_OUTPUTS)
+    size = _panels_per_task(step, panels, num_rows)
+    work = Product(
+        step[f.QUANTIZED], _padded(width), step[f.ROW_SCALES], num_rows, product[f.VALUES], product[f.CORRECTIONS],
+        product[f.SCALES], num_outputs, product[f.PADDED_DEPTH], product[f.BIAS], output, num_outputs, adds,
     )  # fmt: skip
+    multiply_panels(step[f.PRODUCT_KERNEL], work, task * size, min((task + 1) * size, panels))
 
 
 @compiled
