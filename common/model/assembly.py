@@ -12,6 +12,7 @@ from common.errors import ConfigError, ModelLoadError
 from common.kv.cache import KVCache
 from common.kv.layout import KVFormat, KVLayout
 from common.model.batch import ScheduledTokens
+from common.model.compiled_transformer import CompiledTransformer
 from common.model.config import ModelConfig
 from common.model.identity import fingerprint
 from common.model.int8_product import product_description
@@ -23,7 +24,6 @@ from common.model.quantized_model import load_quantized
 from common.model.rotation import ROTATION
 from common.model.runner import ModelRunner
 from common.model.sampler import SampleRow, sample
-from common.model.compiled_transformer import CompiledTransformer
 from common.model.transformer import ForwardPass, Transformer
 from common.model.weights import load_weights
 from common.sampling import SamplingParams

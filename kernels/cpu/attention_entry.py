@@ -19,7 +19,16 @@ from kernels.cpu.plan import (
     split_units,
     unit_rows,
 )
-from kernels.cpu.problem import LAYER_FIELDS, PROBLEM_FIELDS, Layer, Problem, lay_out_scratch, scratch_size, slot_pointers, slot_size
+from kernels.cpu.problem import (
+    LAYER_FIELDS,
+    PROBLEM_FIELDS,
+    Layer,
+    Problem,
+    lay_out_scratch,
+    scratch_size,
+    slot_pointers,
+    slot_size,
+)
 
 _F32, _I64 = numba.types.float32, numba.types.int64
 _I64_ROWS, _COUNTER, _FLOATS = _I64[:, ::1], _I64[::1], _F32[::1]

@@ -1,10 +1,9 @@
-"""A model's forward pass as one compiled call: packs the weights, keeps the memory, hands addresses to the entry points.
+"""A model's forward pass as one compiled call: packs weights, keeps memory, hands addresses to the entry points.
 
 This thread and helpers of the pool walk through the same phases; see `team`.
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import torch

@@ -21,8 +21,8 @@ _I64_ROWS, _I64S = _I64[:, ::1], _I64[::1]
 """The phases of a layer, in their order. Before them all comes EMBED, after them all GATHER and HEAD."""
 EMBED, GATHER, HEAD, IDLE, NUM_KINDS = range(PHASES_PER_LAYER, PHASES_PER_LAYER + 5)
 KIND_NAMES = (
-    "norm, quantize", "qkv", "rope, KV write", "attention", "join split attention", "quantize", "output", "norm, quantize",
-    "gate, up", "SwiGLU, Hadamard, quantize", "down", "embed", "norm, quantize", "head",
+    "norm, quantize", "qkv", "rope, KV write", "attention", "join split attention", "quantize", "output",
+    "norm, quantize", "gate, up", "SwiGLU, Hadamard, quantize", "down", "embed", "norm, quantize", "head",
 )  # fmt: skip
 
 
@@ -55,7 +55,7 @@ def _num_tasks(kind: int, step: Any, layer: int) -> int:
     if kind == JOIN:
         plan = work.plan_of(step, layer)
         return plan[f.NUM_UNITS] if plan[f.NUM_SLOTS] else 0
-    if kind == OUTPUT or kind == DOWN:
+    if kind in (OUTPUT, DOWN):
         return work.panel_tasks(step, step[f.HIDDEN], num_rows)
     if kind == GATE_UP:
         return work.panel_tasks(step, columns[f.GATE_AND_UP + f.NUM_OUTPUTS], num_rows)
@@ -86,7 +86,7 @@ def _multiply(kind: int, task: int, step: Any, layer: int) -> None:
 
 @compiled
 def _run_task(kind: int, task: int, step: Any, layer: int, scratch: int) -> None:
-    if kind == NORM or kind == MLP_NORM:
+    if kind in (NORM, MLP_NORM):
         work.norm_and_quantize(task, step)
     elif kind == ROTATE:
         work.rotate_and_write_kv(task, step, layer)
@@ -112,7 +112,11 @@ def run_step(fields: Any, counters: Any, scratch: Any, ticks: Any) -> None:
     threads, of which there may be as many as `scratch` has rows. `ticks` [1 + NUM_KINDS] grows by the first thread's
     time; or it is empty."""
     thread = simd.take_next(simd.ints64(counters[-1:].ctypes.data))
-    step, shared, memory = simd.ints64(fields.ctypes.data), simd.ints64(counters.ctypes.data), scratch[thread].ctypes.data
+    step, shared, memory = (
+        simd.ints64(fields.ctypes.data),
+        simd.ints64(counters.ctypes.data),
+        scratch[thread].ctypes.data,
+    )
     is_timed = ticks.size > 0 and thread == 0
     if is_timed:
         record_ticks(simd.ints64(ticks.ctypes.data), IDLE)

@@ -117,7 +117,11 @@ def rotate_and_write_kv(task: int, step: Any, layer: int) -> None:
     columns = f.at(step, f.LAYERS, layer * f.LAYER_COLUMNS)
     head_dim, num_heads, num_kv_heads = step[f.HEAD_DIM], step[f.NUM_HEADS], step[f.NUM_KV_HEADS]
     kv, eps, half = f.kv_layer(step, layer), f.fp32_field(step, f.EPS), step[f.HEAD_DIM] // 2
-    positions, slots, nonfinite = simd.ints64(step[f.POSITIONS]), simd.ints64(step[f.SLOTS]), simd.ints32(step[f.NONFINITE])
+    positions, slots, nonfinite = (
+        simd.ints64(step[f.POSITIONS]),
+        simd.ints64(step[f.SLOTS]),
+        simd.ints32(step[f.NONFINITE]),
+    )
     num_vectors = num_heads + 2 * num_kv_heads
     begin, end = _row_range(step, task, step[f.NUM_TOKENS])
     for row in range(begin, end):

@@ -1,8 +1,8 @@
 """Threads that walk through the same phases of one job, in compiled code and without the interpreter's lock.
 
-A phase is a number of tasks behind two counters: taken and done. Whoever comes takes the next task; a phase is left when
-all its tasks are done. So a thread that joins late, or that the system puts aside between two tasks, delays nobody.
-Waiting spins for some microseconds and then gives the core to whoever can use it.
+A phase is a number of tasks behind two counters: taken and done. Whoever comes takes the next task; a phase is left
+when all its tasks are done. So a thread that joins late, or that the system puts aside between two tasks, delays no
+other. Waiting spins for some microseconds and then gives the core to whoever can use it.
 """
 
 from typing import Any
