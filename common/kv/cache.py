@@ -20,6 +20,11 @@ class KVCache:
         self._bytes = torch.zeros((num_blocks, layout.block_bytes), dtype=torch.uint8, device=device)
         self._layers = tuple(self._layer_view(layer) for layer in range(layout.num_layers))
 
+    @property
+    def layers(self) -> tuple[KVLayerView, ...]:
+        """The same tuple at every call."""
+        return self._layers
+
     def layer(self, index: int) -> KVLayerView:
         return self._layers[index]
 

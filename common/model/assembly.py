@@ -12,6 +12,7 @@ from common.errors import ConfigError, ModelLoadError
 from common.kv.cache import KVCache
 from common.kv.layout import KVFormat, KVLayout
 from common.model.batch import ScheduledTokens
+from common.model.compiled_transformer import CompiledTransformer
 from common.model.config import ModelConfig
 from common.model.identity import fingerprint
 from common.model.int8_product import product_description
@@ -23,10 +24,11 @@ from common.model.quantized_model import load_quantized
 from common.model.rotation import ROTATION
 from common.model.runner import ModelRunner
 from common.model.sampler import SampleRow, sample
-from common.model.transformer import Transformer
+from common.model.transformer import ForwardPass, Transformer
 from common.model.weights import load_weights
 from common.sampling import SamplingParams
 from kernels.ops import Ops, select
+from kernels.step import StepCompiler
 
 _WARM_UP_TOKENS = 64
 _WARM_UP_SEQUENCES = 4
@@ -125,14 +127,17 @@ def load_transformer(
     numerics: Numerics,
     max_model_len: int | None,
     progress: Progress,
-) -> Transformer:
-    """The model on its numeric path: rotated and quantized where activations are, which `cache_dir` keeps."""
+) -> ForwardPass:
+    """The model on its numeric path: rotated and quantized where activations are, which `cache_dir` keeps; compiled
+    as a whole where the backend can."""
     if numerics is Numerics.REFERENCE:
         return Transformer(prepared.config, load_weights(prepared, device), ops, device, numerics, max_model_len)
     progress(f"int8 products: {product_description(device)}")
     rotated = load_quantized(prepared, cache_dir, device, progress)
     for reason in rotated.skipped:
         progress(f"not rotated: {reason}")
+    if isinstance(ops, StepCompiler):
+        return CompiledTransformer(rotated.config, rotated.weights, ops, max_model_len, rotated.down_block)
     return Transformer(rotated.config, rotated.weights, ops, device, numerics, max_model_len, rotated.down_block)
 
 

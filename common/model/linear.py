@@ -135,8 +135,9 @@ class _Int8Mlp:
         else:
             gate_up = _scaled(self._gate_up, rows, self._gate_up_bias)
             gated = self._quantizer.silu_mul_quantize(gate_up, None, self._hadamard_block)
-        y = self._quantizer.add_scaled(x, self._down(gated), gated.scales)
-        return y if self._down_bias is None else y.add_(self._down_bias)
+        if self._down_bias is None:
+            return self._quantizer.add_scaled(x, self._down(gated), gated.scales)
+        return x + _scaled(self._down, gated, self._down_bias)
 
 
 def _int8_product(weights: LinearWeights, norm: Norm | None = None) -> Int8Product:

@@ -11,7 +11,7 @@ import torch
 
 from common.kv.cache import KVCache
 from common.model.batch import ScheduledTokens, build_batch
-from common.model.transformer import ForwardResult, Transformer
+from common.model.transformer import ForwardPass, ForwardResult
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ class RunResult:
 
 
 class ModelRunner:
-    def __init__(self, transformer: Transformer, cache: KVCache) -> None:
+    def __init__(self, transformer: ForwardPass, cache: KVCache) -> None:
         self.transformer = transformer
         self.cache = cache
 

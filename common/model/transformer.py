@@ -3,8 +3,9 @@
 Owns the weights on the device. Reads and writes KV only through `Ops`; knows nothing of sequences or schedules.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
@@ -12,8 +13,8 @@ import torch.nn.functional as F
 from common.kv.cache import KVCache
 from common.model.batch import ForwardBatch
 from common.model.config import ModelConfig
-from common.model.int8_product import QuantizedWeight
-from common.model.linear import Linear, LinearMaker, LinearWeights, Norm, Numerics, Weight, linear_maker
+from common.model.layer_weights import LayerWeights, head_weights, layer_weights
+from common.model.linear import Linear, LinearMaker, Numerics, linear_maker
 from kernels.batch import AttentionBatch, KVLayerView
 from kernels.contract import Ops
 
@@ -22,6 +23,23 @@ from kernels.contract import Ops
 class ForwardResult:
     logits: torch.Tensor  # [R, V] fp32: of the batch's logit_rows, in their order
     nonfinite: torch.Tensor  # [T] int32: heads of K or V with a NaN or an Inf that each new token met
+
+
+class ForwardPass(Protocol):
+    """A model on one device."""
+
+    @property
+    def config(self) -> ModelConfig: ...
+
+    @property
+    def device(self) -> torch.device: ...
+
+    def forward(self, batch: ForwardBatch, cache: KVCache) -> ForwardResult:
+        """Writes the new tokens' K and V into `cache` (mutated) and returns logits.
+
+        Preconditions: `batch` is on this device; its token ids are below the vocabulary size and its positions below
+        max_model_len; the KV of every earlier position is in the cache.
+        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,19 +77,13 @@ class Transformer:
         self._embedding = weights["model.embed_tokens.weight"]
         maker = linear_maker(numerics, ops)
         self._layers = tuple(
-            _make_layer(config, weights, index, maker, down_block) for index in range(config.num_layers)
+            _make_layer(layer_weights(config, weights, index), maker, down_block) for index in range(config.num_layers)
         )
-        head = self._embedding if config.tie_word_embeddings else _weight(weights, "lm_head")
-        norm = Norm(weights["model.norm.weight"], config.rms_norm_eps)
-        self._head = maker.norm_linear(norm, LinearWeights(head, None))
-        self._cos, self._sin = _rotation_table(config, max_model_len or config.max_model_len, device)
+        self._head = maker.norm_linear(*head_weights(config, weights))
+        self._cos, self._sin = rotation_table(config, max_model_len or config.max_model_len, device)
 
     def forward(self, batch: ForwardBatch, cache: KVCache) -> ForwardResult:
-        """Writes the new tokens' K and V into `cache` (mutated) and returns logits.
-
-        Preconditions: `batch` is on this device; its token ids are below the vocabulary size and its positions below
-        max_model_len; the KV of every earlier position is in the cache.
-        """
+        """See `ForwardPass`."""
         with torch.inference_mode():
             nonfinite = torch.zeros(batch.token_ids.shape[0], dtype=torch.int32, device=self.device)
             x = self._run_layers(batch, cache, nonfinite)
@@ -112,47 +124,18 @@ class Transformer:
         return layer.output(attended.reshape(num_tokens, -1))
 
 
-def _make_layer(
-    config: ModelConfig, weights: Mapping[str, torch.Tensor], index: int, maker: LinearMaker, down_block: int
-) -> _Layer:
-    name = f"model.layers.{index}"
-
-    def fused(*names: str, has_bias: bool) -> LinearWeights:
-        """One product for several that read the same input."""
-        weight = _stacked([_weight(weights, f"{name}.{part}") for part in names])
-        bias = torch.cat([weights[f"{name}.{part}.bias"] for part in names]) if has_bias else None
-        return LinearWeights(weight, bias)
-
-    def norm(part: str) -> Norm:
-        return Norm(weights[f"{name}.{part}.weight"], config.rms_norm_eps)
-
-    qkv = fused("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", has_bias=config.qkv_bias)
-    gate_up = fused("mlp.gate_proj", "mlp.up_proj", has_bias=config.mlp_bias)
-    down = fused("mlp.down_proj", has_bias=config.mlp_bias)
+def _make_layer(weights: LayerWeights, maker: LinearMaker, down_block: int) -> _Layer:
     return _Layer(
-        qkv=maker.norm_linear(norm("input_layernorm"), qkv),
-        q_norm=weights[f"{name}.self_attn.q_norm.weight"] if config.qk_norm else None,
-        k_norm=weights[f"{name}.self_attn.k_norm.weight"] if config.qk_norm else None,
-        output=maker.linear(fused("self_attn.o_proj", has_bias=config.output_bias)),
-        mlp=maker.mlp(norm("post_attention_layernorm"), gate_up, down, down_block),
-        window=config.layer_windows[index],
+        qkv=maker.norm_linear(weights.attention_norm, weights.qkv),
+        q_norm=weights.q_norm,
+        k_norm=weights.k_norm,
+        output=maker.linear(weights.output),
+        mlp=maker.mlp(weights.mlp_norm, weights.gate_up, weights.down, down_block),
+        window=weights.window,
     )
 
 
-def _weight(weights: Mapping[str, torch.Tensor], product: str) -> Weight:
-    weight = weights[f"{product}.weight"]
-    return QuantizedWeight(weight, weights[f"{product}.weight_scales"]) if weight.dtype == torch.int8 else weight
-
-
-def _stacked(parts: Sequence[Weight]) -> Weight:
-    quantized = [part for part in parts if isinstance(part, QuantizedWeight)]
-    if not quantized:
-        return torch.cat(parts)
-    values, scales = zip(*quantized, strict=True)
-    return QuantizedWeight(torch.cat(values), torch.cat(scales))
-
-
-def _rotation_table(config: ModelConfig, num_positions: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+def rotation_table(config: ModelConfig, num_positions: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
     """cos and sin [num_positions, head_dim / 2] fp32.
 
     A table made once, because a vectorized cosine may round a value by where it stands in its tensor; the angles are

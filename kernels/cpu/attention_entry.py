@@ -19,7 +19,16 @@ from kernels.cpu.plan import (
     split_units,
     unit_rows,
 )
-from kernels.cpu.problem import LAYER_FIELDS, PROBLEM_FIELDS, Layer, Problem, lay_out_scratch, row_width, scratch_size
+from kernels.cpu.problem import (
+    LAYER_FIELDS,
+    PROBLEM_FIELDS,
+    Layer,
+    Problem,
+    lay_out_scratch,
+    scratch_size,
+    slot_pointers,
+    slot_size,
+)
 
 _F32, _I64 = numba.types.float32, numba.types.int64
 _I64_ROWS, _COUNTER, _FLOATS = _I64[:, ::1], _I64[::1], _F32[::1]
@@ -28,10 +37,7 @@ _PLAN = numba.types.Tuple((_I64_ROWS, _I64_ROWS, _FLOATS, _I64))
 
 @compiled
 def _slot_pointers(problem: Problem, slots: np.ndarray) -> Any:
-    """Peaks, masses and outputs of slots."""
-    rows = slots.size // (1 + simd.LANES + row_width(problem))
-    peaks = slots.ctypes.data
-    return simd.floats(peaks), simd.floats(peaks + 4 * rows), simd.floats(peaks + 4 * rows * (1 + simd.LANES))
+    return slot_pointers(slots.ctypes.data, slots.size // slot_size(problem) * unit_rows(problem.group_size))
 
 
 @entry_point(_I64(LAYER_FIELDS, _F32, PROBLEM_FIELDS))
@@ -55,7 +61,7 @@ def plan_attention(layer_fields: tuple[int, ...], scale: float, fields: tuple[in
         query_start, context_lens, problem.num_sequences, problem.layer.num_kv_heads, problem.group_size, problem.window
     )
     num_slots = split_units(units, work, num_workers)
-    slots = np.empty(num_slots * unit_rows(problem.group_size) * (1 + simd.LANES + row_width(problem)), np.float32)
+    slots = np.empty(num_slots * slot_size(problem), np.float32)
     return units, plan_tasks(units), slots, work.sum()
 
 

@@ -46,10 +46,10 @@ def exp_fp32(x: np.float32) -> np.float32:
 
 
 @compiled
-def largest_magnitude_bits(values: Any, size: int) -> np.int32:
+def largest_magnitude_bits(values: Any, begin: int, size: int) -> np.int32:
     """Magnitudes order as their bits do, infinity above every number and NaN above infinity."""
     largest = np.int32(0)
-    for i in range(size):
+    for i in range(begin, begin + size):
         largest = max(largest, np.int32(np.float32(values[i]).view(np.int32) & _MAGNITUDE))
     return largest
 

@@ -30,9 +30,9 @@ def first_bad_slot(slot_mapping: np.ndarray, num_slots: int) -> int:
 
 
 @compiled
-def _quantize(values: Any, size: int, target: Any, at: int, scales: Any, scale_at: int) -> np.int32:
+def _quantize(values: Any, source: int, size: int, target: Any, at: int, scales: Any, scale_at: int) -> np.int32:
     """Returns 1 where the vector cannot be represented, and was written as zeros; else 0."""
-    largest = largest_magnitude_bits(values, size)
+    largest = largest_magnitude_bits(values, source, size)
     scale = max(np.int32(largest).view(np.float32) / _QUANT_MAX, _SCALE_FLOOR)
     if largest >= INFINITY_BITS or scale >= _SCALE_END:
         for i in range(size):
@@ -42,22 +42,42 @@ def _quantize(values: Any, size: int, target: Any, at: int, scales: Any, scale_a
     scale_bits = fp32_to_fp16(scale)
     divisor = fp16_to_fp32(scale_bits)
     for i in range(size):
-        rounded = (values[i] / divisor + _ROUNDER) - _ROUNDER
+        rounded = (values[source + i] / divisor + _ROUNDER) - _ROUNDER
         target[at + i] = np.int8(min(max(rounded, -_QUANT_MAX), _QUANT_MAX))
     scales[scale_at] = scale_bits
     return np.int32(0)
 
 
 @compiled
-def _copy(values: Any, size: int, target: Any, at: int) -> np.int32:
+def _copy(values: Any, source: int, size: int, target: Any, at: int) -> np.int32:
     """Returns 1 where the vector has a NaN or an Inf, and was written as zeros; else 0."""
-    if largest_magnitude_bits(values, size) >= INFINITY_BITS:
+    if largest_magnitude_bits(values, source, size) >= INFINITY_BITS:
         for i in range(size):
             target[at + i] = np.float32(0.0)
         return np.int32(1)
     for i in range(size):
-        target[at + i] = values[i]
+        target[at + i] = values[source + i]
     return np.int32(0)
+
+
+@compiled
+def write_position(layer: Layer, slot: int, k: Any, v: Any) -> np.int32:
+    """K and V [num_kv_heads, head_dim] fp32 of one token; returns how many heads cannot be represented."""
+    block, offset = slot // layer.block_size, slot % layer.block_size
+    bad = np.int32(0)
+    for head in range(layer.num_kv_heads):
+        at = block * layer.block_stride + head * layer.head_stride + offset * layer.position_stride
+        source = head * layer.head_dim
+        if layer.k_scale == 0:
+            bad += _copy(k, source, layer.head_dim, simd.floats(layer.k), at)
+            bad += _copy(v, source, layer.head_dim, simd.floats(layer.v), at)
+        else:
+            scale_at = block * layer.scale_block_stride + head * layer.scale_head_stride
+            scale_at += offset * layer.scale_position_stride
+            k_target, v_target = simd.bytes_signed(layer.k), simd.bytes_signed(layer.v)
+            bad += _quantize(k, source, layer.head_dim, k_target, at, simd.halves(layer.k_scale), scale_at)
+            bad += _quantize(v, source, layer.head_dim, v_target, at, simd.halves(layer.v_scale), scale_at)
+    return bad
 
 
 @entry_point(numba.types.void(_TENSOR, _TENSOR, LAYER_FIELDS, _I64[::1], numba.types.int32[::1], _I64, _I64[::1]))
@@ -69,21 +89,6 @@ def write_kv_rows(
     begin, end = next_rows(next_part, part_rows, k.shape[0])
     while begin < end:
         for row in range(begin, end):
-            block, offset = slot_mapping[row] // layer.block_size, slot_mapping[row] % layer.block_size
-            for head in range(k.shape[1]):
-                at = block * layer.block_stride + head * layer.head_stride + offset * layer.position_stride
-                k_row, v_row = simd.floats(k[row, head].ctypes.data), simd.floats(v[row, head].ctypes.data)
-                if layer.k_scale == 0:
-                    nonfinite[row] += _copy(k_row, layer.head_dim, simd.floats(layer.k), at)
-                    nonfinite[row] += _copy(v_row, layer.head_dim, simd.floats(layer.v), at)
-                else:
-                    scale_at = block * layer.scale_block_stride + head * layer.scale_head_stride
-                    scale_at += offset * layer.scale_position_stride
-                    k_scale, v_scale = simd.halves(layer.k_scale), simd.halves(layer.v_scale)
-                    nonfinite[row] += _quantize(
-                        k_row, layer.head_dim, simd.bytes_signed(layer.k), at, k_scale, scale_at
-                    )
-                    nonfinite[row] += _quantize(
-                        v_row, layer.head_dim, simd.bytes_signed(layer.v), at, v_scale, scale_at
-                    )
+            k_row, v_row = simd.floats(k[row].ctypes.data), simd.floats(v[row].ctypes.data)
+            nonfinite[row] += write_position(layer, slot_mapping[row], k_row, v_row)
         begin, end = next_rows(next_part, part_rows, k.shape[0])

@@ -15,11 +15,17 @@ from kernels.cpu.attention_entry import (
     plan_attention,
     run_attention_tasks,
 )
+from kernels.cpu.int8_matmul import CHOSEN, KERNELS
+from kernels.cpu.int8_ops import int8_product
+from kernels.cpu.int8_pack import PackedWeight
 from kernels.cpu.kv_write import first_bad_slot, write_kv_rows
+from kernels.cpu.layer_fields import layer_fields
 from kernels.cpu.pool import HelperPool
 from kernels.cpu.quantize import add_scaled_rows, quantize_rows, rms_norm_quantize_rows, silu_mul_quantize_rows
 from kernels.cpu.rows import rms_norm_rows, rope_rows, silu_mul_rows
+from kernels.cpu.step import CompiledStep
 from kernels.quantized import QuantizedRows
+from kernels.step import Step, StepModel
 
 # Below these a helper costs more than it saves: it takes about 50 microseconds to come.
 _SERIAL_ATTENTION_WORK = 1 << 14  # query rows x positions
@@ -30,7 +36,7 @@ _NAMED_FEATURES = ("avx2", "avx512f", "avx512vnni", "avx512bf16", "amx-int8", "n
 
 
 class CpuOps:
-    """See `kernels.contract.Ops` and `kernels.quantized.RowQuantizer`.
+    """See `kernels.contract.Ops`, `kernels.quantized.RowQuantizer` and `kernels.step.StepCompiler`.
 
     Uses torch.get_num_threads() threads; results do not depend on their number.
     """
@@ -41,6 +47,7 @@ class CpuOps:
         features = llvmlite.binding.get_host_cpu_features()
         named = [feature for feature in _NAMED_FEATURES if features.get(feature)] or ["baseline"]
         self.description = f"cpu numba {numba.__version__} ({', '.join(named)}, {torch.get_num_threads()} threads)"
+        self.product_description = KERNELS[CHOSEN]
         self._pool = HelperPool()
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
@@ -70,15 +77,14 @@ class CpuOps:
         bad = first_bad_slot(slots, num_slots)
         if bad >= 0:
             raise IndexError(f"slot {slots[bad]} of new token {bad} is not among the pool's {num_slots}")
-        self._run_rows(write_kv_rows, (_array(k), _array(v), _layer_fields(layer), slots, _array(nonfinite)), k)
+        self._run_rows(write_kv_rows, (_array(k), _array(v), layer_fields(layer), slots, _array(nonfinite)), k)
 
     def paged_attention(
         self, q: torch.Tensor, layer: KVLayerView, batch: AttentionBatch, scale: float, window: int
     ) -> torch.Tensor:
         q = q.contiguous()
         output = torch.empty_like(q)
-        layer_fields = _layer_fields(layer)
-        problem = (layer_fields, scale, _batch_fields(q, output, layer, batch, window))
+        problem = (layer_fields(layer), scale, _batch_fields(q, output, layer, batch, window))
         bad = first_bad_sequence(*problem)
         if bad >= 0:
             raise IndexError(f"sequence {bad}'s block table names a block that is not among {layer.k.shape[0]}")
@@ -120,6 +126,20 @@ class CpuOps:
         self._run_rows(add_scaled_rows, (_array(x), _array(product), _array(row_scales), _array(out)), x)
         return out
 
+    def compile_step(self, model: StepModel) -> Step:
+        return CompiledStep(model, self._pool)
+
+    def int8_product(
+        self,
+        rows: torch.Tensor,
+        weight: PackedWeight,
+        row_scales: torch.Tensor | None = None,
+        bias: torch.Tensor | None = None,
+        residual: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """See `kernels.cpu.int8_ops.int8_product`."""
+        return int8_product(self._run, rows, weight, row_scales, bias, residual)
+
     def _run_rows(self, kernel: Callable[..., None], args: tuple[Any, ...], rows: torch.Tensor) -> None:
         num_threads = torch.get_num_threads() if rows.numel() > _SERIAL_ELEMENTS else 1
         part_rows = max(1, rows.shape[0] // (num_threads * _PARTS_PER_THREAD)) if num_threads > 1 else rows.shape[0]
@@ -139,24 +159,6 @@ def _empty_rows(num_rows: int, width: int) -> QuantizedRows:
 
 def _array(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
     return tensor.detach().numpy()
-
-
-def _layer_fields(layer: KVLayerView) -> tuple[int, ...]:
-    """As `kernels.cpu.problem.Layer`."""
-    num_blocks, num_kv_heads, block_size, head_dim = layer.k.shape
-    strides = layer.k.stride()
-    assert layer.v.stride() == strides, "K and V must be laid out alike"
-    assert strides[3] == 1, "a vector's dimensions must lie side by side"
-    if layer.k_scale is None or layer.v_scale is None:
-        assert layer.k.dtype == layer.v.dtype == torch.float32
-        scales = (0, 0, 0, 0, 0)
-    else:
-        assert layer.k.dtype == layer.v.dtype == torch.int8
-        assert layer.k_scale.dtype == layer.v_scale.dtype == torch.float16
-        assert layer.v_scale.stride() == layer.k_scale.stride(), "the scales of K and V must be laid out alike"
-        scales = (layer.k_scale.data_ptr(), layer.v_scale.data_ptr(), *layer.k_scale.stride())
-    values = (layer.k.data_ptr(), layer.v.data_ptr(), *strides[:3])
-    return (*values, *scales, num_blocks, block_size, num_kv_heads, head_dim)
 
 
 def _batch_fields(

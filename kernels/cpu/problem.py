@@ -77,6 +77,19 @@ def row_width(problem: Problem) -> int:
 
 
 @compiled
+def slot_pointers(address: int, rows: int) -> Any:
+    """Peaks, masses and outputs of `rows` rows of split units' partial results."""
+    masses = address + 4 * rows
+    return simd.floats(address), simd.floats(masses), simd.floats(masses + 4 * rows * LANES)
+
+
+@compiled
+def slot_size(problem: Problem) -> int:
+    """Elements of one slot."""
+    return unit_rows(problem.group_size) * (1 + LANES + row_width(problem))
+
+
+@compiled
 def scratch_size(problem: Problem) -> int:
     """Elements of one worker's memory."""
     rows, width = unit_rows(problem.group_size), row_width(problem)
@@ -86,9 +99,8 @@ def scratch_size(problem: Problem) -> int:
 
 
 @compiled
-def lay_out_scratch(problem: Problem, address: int) -> Scratch:
-    """Divides a worker's memory [scratch_size]. What is read before it is written is initialized: lanes of padding,
-    and what a partial tile leaves of keys and scales."""
+def scratch_at(problem: Problem, address: int) -> Scratch:
+    """A worker's memory [scratch_size], cleared by `lay_out_scratch` before its first use."""
     rows, width, head_dim = unit_rows(problem.group_size), row_width(problem), problem.layer.head_dim
     keys = address + 4 * rows * head_dim
     values = keys + 4 * TILE * head_dim
@@ -97,10 +109,6 @@ def lay_out_scratch(problem: Problem, address: int) -> Scratch:
     peak = scores + 4 * TILE * MAX_ROWS
     mass = peak + 4 * rows * 3
     output = mass + 4 * rows * LANES
-    for i in range(TILE * (head_dim + width)):
-        simd.floats(keys)[i] = np.float32(0.0)
-    for i in range(2 * TILE):
-        simd.floats(key_scales)[i] = np.float32(1.0)
     return Scratch(
         queries=simd.floats(address),
         keys=simd.floats(keys),
@@ -116,3 +124,15 @@ def lay_out_scratch(problem: Problem, address: int) -> Scratch:
         total_output=simd.floats(output + 4 * rows * width),
         width=width,
     )
+
+
+@compiled
+def lay_out_scratch(problem: Problem, address: int) -> Scratch:
+    """As `scratch_at`; initializes what is read before it is written: lanes of padding, and what a partial tile
+    leaves of keys and scales."""
+    scratch = scratch_at(problem, address)
+    for i in range(TILE * (problem.layer.head_dim + scratch.width)):
+        scratch.keys[i] = np.float32(0.0)
+    for i in range(2 * TILE):
+        scratch.key_scales[i] = np.float32(1.0)
+    return scratch

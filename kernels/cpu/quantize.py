@@ -31,9 +31,9 @@ _ROUNDER_BITS = np.int32(_ROUNDER.view(np.int32))
 
 
 @compiled
-def _quantize_row(values: Any, size: int, target: Any) -> np.float32:
+def quantize_row(values: Any, size: int, target: Any) -> np.float32:
     """Returns the scale, NaN for a row with a NaN or an Inf."""
-    largest = largest_magnitude_bits(values, size)
+    largest = largest_magnitude_bits(values, 0, size)
     if largest >= INFINITY_BITS:
         for i in range(size):
             target[i] = np.uint8(_ZERO_POINT)
@@ -51,7 +51,7 @@ def quantize_rows(x: Any, values: Any, scales: Any, part_rows: int, next_part: A
     while begin < end:
         for row in range(begin, end):
             source = simd.floats(x[row].ctypes.data)
-            scales[row] = _quantize_row(source, x.shape[1], simd.bytes_unsigned(values[row].ctypes.data))
+            scales[row] = quantize_row(source, x.shape[1], simd.bytes_unsigned(values[row].ctypes.data))
         begin, end = next_rows(next_part, part_rows, x.shape[0])
 
 
@@ -64,7 +64,7 @@ def rms_norm_quantize_rows(x: Any, eps: Any, values: Any, scales: Any, part_rows
         for row in range(begin, end):
             source = simd.floats(x[row].ctypes.data)
             factor = _ONE / np.sqrt(sum_squares(source, width) / np.float32(width) + eps)
-            scales[row] = _quantize_row(source, width, simd.bytes_unsigned(values[row].ctypes.data)) * factor
+            scales[row] = quantize_row(source, width, simd.bytes_unsigned(values[row].ctypes.data)) * factor
         begin, end = next_rows(next_part, part_rows, x.shape[0])
 
 
@@ -83,7 +83,7 @@ def silu_mul_quantize_rows(
             scale = row_scales[row] if row_scales.shape[0] else _ONE
             silu_mul_row(simd.floats(gate_up[row].ctypes.data), scale, mixed, width)
             hadamard_in_place(mixed, width, block)
-            scales[row] = _quantize_row(mixed, width, simd.bytes_unsigned(values[row].ctypes.data)) * factor
+            scales[row] = quantize_row(mixed, width, simd.bytes_unsigned(values[row].ctypes.data)) * factor
         begin, end = next_rows(next_part, part_rows, gate_up.shape[0])
     simd.keep_alive(scratch)
 

@@ -54,16 +54,36 @@ def silu_mul_row(source: Any, scale: np.float32, target: Any, width: int) -> Non
         target[i] = gate_value / (_ONE + exp_fp32(-gate_value)) * (source[width + i] * scale)
 
 
+@compiled
+def rms_norm_row(values: Any, weight: Any, eps: np.float32, target: Any, width: int) -> None:
+    """`target` may be `values`."""
+    factor = _ONE / np.sqrt(sum_squares(values, width) / np.float32(width) + eps)
+    for i in range(width):
+        target[i] = values[i] * factor * weight[i]
+
+
+@compiled
+def rope_head(source: Any, cos: Any, sin: Any, target: Any, half: int) -> None:
+    """One head of 2 * `half` dimensions; the pointers do not overlap."""
+    whole = half // LANES * LANES
+    for i in range(0, whole, LANES):
+        low, high = simd.load(source, i), simd.load(source, half + i)
+        cosines, sines = simd.load(cos, i), simd.load(sin, i)
+        simd.store(target, i, simd.subtract(simd.multiply(low, cosines), simd.multiply(high, sines)))
+        simd.store(target, half + i, simd.add(simd.multiply(high, cosines), simd.multiply(low, sines)))
+    for i in range(whole, half):
+        target[i] = source[i] * cos[i] - source[half + i] * sin[i]
+        target[half + i] = source[half + i] * cos[i] + source[i] * sin[i]
+
+
 @entry_point(_VOID(_ROWS, _FLOATS, _F32, _ROWS, _I64, _COUNTER))
 def rms_norm_rows(x: Any, weight: Any, eps: Any, out: Any, part_rows: int, next_part: Any) -> None:
     width = x.shape[1]
     begin, end = next_rows(next_part, part_rows, x.shape[0])
     while begin < end:
         for row in range(begin, end):
-            values = simd.floats(x[row].ctypes.data)
-            factor = _ONE / np.sqrt(sum_squares(values, width) / np.float32(width) + eps)
-            for i in range(width):
-                out[row, i] = values[i] * factor * weight[i]
+            source, target = simd.floats(x[row].ctypes.data), simd.floats(out[row].ctypes.data)
+            rms_norm_row(source, simd.floats(weight.ctypes.data), eps, target, width)
         begin, end = next_rows(next_part, part_rows, x.shape[0])
 
 
@@ -73,11 +93,10 @@ def rope_rows(x: Any, cos: Any, sin: Any, out: Any, part_rows: int, next_part: A
     begin, end = next_rows(next_part, part_rows, x.shape[0])
     while begin < end:
         for row in range(begin, end):
+            cosines, sines = simd.floats(cos[row].ctypes.data), simd.floats(sin[row].ctypes.data)
             for head in range(x.shape[1]):
-                for i in range(half):
-                    low, high = x[row, head, i], x[row, head, half + i]
-                    out[row, head, i] = low * cos[row, i] - high * sin[row, i]
-                    out[row, head, half + i] = high * cos[row, i] + low * sin[row, i]
+                source, target = simd.floats(x[row, head].ctypes.data), simd.floats(out[row, head].ctypes.data)
+                rope_head(source, cosines, sines, target, half)
         begin, end = next_rows(next_part, part_rows, x.shape[0])
 
 

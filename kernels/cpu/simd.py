@@ -61,6 +61,12 @@ ints64 = _pointer(types.int64)
 
 
 @intrinsic
+def ints64_at(typing: Any, pointer: Any, at: Any) -> Any:
+    """An int64 pointer moved by `at` elements."""
+    return pointer(pointer, types.int64), lambda context, builder, signature, args: builder.gep(args[0], [args[1]])
+
+
+@intrinsic
 def load(typing: Any, pointer: Any, at: Any) -> Any:
     """Sixteen lanes from a fp32 pointer, `at` in elements."""
     return lanes(pointer, types.int64), lambda context, builder, signature, args: builder.load(

@@ -1,0 +1,197 @@
+"""A model's forward pass as one compiled call: packs weights, keeps memory, hands addresses to the entry points.
+
+This thread and helpers of the pool walk through the same phases; see `team`.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from kernels.batch import KVLayerView
+from kernels.cpu import step_fields as f
+from kernels.cpu.attention_entry import first_bad_sequence
+from kernels.cpu.int8_matmul import CHOSEN_KERNEL
+from kernels.cpu.int8_pack import PANEL_OUTPUTS, pack_weight
+from kernels.cpu.kv_write import first_bad_slot
+from kernels.cpu.layer_fields import layer_fields
+from kernels.cpu.pool import HelperPool
+from kernels.cpu.step_entry import KIND_NAMES, NUM_KINDS, PHASES_PER_LAYER, attention_sizes, plan_step, run_step
+from kernels.cpu.team import COUNTERS_PER_PHASE
+from kernels.step import StepBatch, StepLayer, StepModel, StepProduct
+
+_WHOLE_PHASES = 3
+
+
+class CompiledStep:
+    """See `kernels.step.Step`. Uses torch.get_num_threads() threads; results do not depend on their number."""
+
+    def __init__(self, model: StepModel, pool: HelperPool) -> None:
+        self._model = model
+        self._pool = pool
+        self._alive: list[object] = []  # what addresses point to
+        self._windows = sorted({layer.window for layer in model.layers})
+        self._layers = np.array([self._layer_columns(layer) for layer in model.layers], np.int64)
+        self._head = np.array(self._product_columns(model.head), np.int64)
+        self._intermediate = model.layers[0].down.values.shape[1]
+        self._vocab_size = model.head.values.shape[0]
+        self._kv = np.zeros(0, np.int64)
+        self._bound: Sequence[KVLayerView] | None = None
+        self._memory: dict[str, NDArray[np.uint8]] = {}
+        self._ticks = np.empty(0, np.int64)
+        self._fields = self._model_fields()
+
+    def run(self, batch: StepBatch, layers: Sequence[KVLayerView], nonfinite: torch.Tensor) -> torch.Tensor:
+        """See `kernels.step.Step`."""
+        self._bind(layers)
+        self._check(batch)
+        num_threads = torch.get_num_threads()
+        logits = torch.empty((batch.logit_rows.shape[0], self._vocab_size))
+        fields = self._fields
+        fields[f.NUM_THREADS] = num_threads
+        _set_batch(fields, batch, nonfinite)
+        self._set_buffers(fields, batch.token_ids.shape[0], logits)
+        scratch_size, slot_size = attention_sizes(fields)
+        plans, alive = self._plans(fields, slot_size)
+        fields[f.PLANS] = plans.ctypes.data
+        counters = np.zeros((len(self._layers) * PHASES_PER_LAYER + _WHOLE_PHASES) * COUNTERS_PER_PHASE + 1, np.int64)
+        scratch = self._floats("scratch", num_threads * scratch_size).reshape(num_threads, scratch_size)
+        if num_threads == 1:
+            run_step(fields, counters, scratch, self._ticks)
+        else:
+            self._pool.run(lambda: run_step(fields, counters, scratch, self._ticks), num_threads)
+        del alive
+        return logits
+
+    def measure(self) -> None:
+        """From now on `times` counts."""
+        self._ticks = np.zeros(1 + NUM_KINDS, np.int64)
+
+    def times(self) -> dict[str, int]:
+        """The processor's ticks in each kind of phase since `measure`, as the thread saw them that came first: its
+        waiting for others is in them."""
+        times: dict[str, int] = dict.fromkeys(KIND_NAMES, 0)
+        for name, ticks in zip(KIND_NAMES, self._ticks[1:].tolist(), strict=False):
+            times[name] += ticks
+        return times
+
+    def _product_columns(self, product: StepProduct) -> list[int]:
+        packed = pack_weight(product.values, product.scales)
+        bias = None if product.bias is None else _whole_panels(product.bias)
+        self._alive.extend((packed, bias))
+        return [
+            packed.values.data_ptr(), packed.corrections.data_ptr(), packed.scales.data_ptr(),
+            _address(bias), packed.num_outputs, packed.padded_depth,
+        ]  # fmt: skip
+
+    def _layer_columns(self, layer: StepLayer) -> list[int]:
+        products = (layer.qkv, layer.output, layer.gate_up, layer.down)
+        columns = [column for product in products for column in self._product_columns(product)]
+        self._alive.extend((layer.q_norm, layer.k_norm))
+        return [*columns, _address(layer.q_norm), _address(layer.k_norm), self._windows.index(layer.window), *4 * [0]]
+
+    def _model_fields(self) -> NDArray[np.int64]:
+        model, fields = self._model, np.zeros(f.NUM_FIELDS, np.int64)
+        fields[: f.KV] = (
+            len(self._layers), model.embedding.shape[1], model.num_heads, model.num_kv_heads, model.head_dim,
+            self._intermediate, model.hadamard_block, _fp32_bits(model.eps), _fp32_bits(model.head_dim**-0.5),
+            model.embedding.data_ptr(), model.cos.data_ptr(), model.sin.data_ptr(), self._layers.ctypes.data,
+            self._head.ctypes.data, CHOSEN_KERNEL,
+        )  # fmt: skip
+        return fields
+
+    def _bind(self, layers: Sequence[KVLayerView]) -> None:
+        """Remembers where the layers of this pool lie."""
+        if layers is self._bound:
+            return
+        of_layers = np.array([layer_fields(layer) for layer in layers], np.int64)
+        addresses = [0, 1, 5, 6]  # of k, v and their scales; see `Layer`
+        assert (np.delete(of_layers, addresses, axis=1) == np.delete(of_layers[0], addresses)).all()
+        self._layers[:, f.KV_ADDRESSES :] = of_layers[:, addresses]
+        self._kv = of_layers[0].copy()
+        self._fields[f.KV] = self._kv.ctypes.data
+        self._bound = layers
+
+    def _check(self, batch: StepBatch) -> None:
+        attention, num_blocks, num_slots = batch.attention, self._kv[10], self._kv[10] * self._kv[11]
+        slots = attention.slot_mapping.numpy()
+        bad = first_bad_slot(slots, num_slots)
+        if bad >= 0:
+            raise IndexError(f"slot {slots[bad]} of new token {bad} is not among the pool's {num_slots}")
+        tables = attention.block_tables
+        bad = first_bad_sequence(
+            tuple(self._kv.tolist()), 1.0,
+            (0, 0, 1, 0, 0, attention.context_lens.data_ptr(), tables.data_ptr(), tables.stride(0),
+             attention.num_sequences),
+        )  # fmt: skip
+        if bad >= 0:
+            raise IndexError(f"sequence {bad}'s block table names a block that is not among {num_blocks}")
+
+    def _plans(self, fields: NDArray[np.int64], slot_size: int) -> tuple[NDArray[np.int64], list[object]]:
+        """[windows, PLAN_COLUMNS], and what must live as long."""
+        alive: list[object] = []
+        plans = []
+        for window in self._windows:
+            units, tasks, num_slots = plan_step(fields, window)
+            slots = self._floats(f"slots of window {window}", num_slots * slot_size)
+            alive.extend((units, tasks))
+            plans.append(
+                (window, units.ctypes.data, len(units), tasks.ctypes.data, len(tasks), slots.ctypes.data, num_slots)
+            )
+        return np.array(plans, np.int64), alive
+
+    def _set_buffers(self, fields: NDArray[np.int64], num_tokens: int, logits: torch.Tensor) -> None:
+        model = self._model
+        hidden, heads = model.embedding.shape[1], model.num_heads * model.head_dim
+        row_bytes = {
+            f.RESIDUAL: 4 * hidden,
+            f.QUANTIZED: -(-max(hidden, heads, self._intermediate) // f.ALIGNMENT) * f.ALIGNMENT,
+            f.ROW_SCALES: 4,
+            f.HEADS: 4 * (heads + 2 * model.num_kv_heads * model.head_dim),
+            f.QUERIES: 4 * heads,
+            f.ATTENDED: 4 * heads,
+            f.GATE_UP: 8 * self._intermediate,
+        }
+        num_rows = max(num_tokens, logits.shape[0])
+        for field, size in row_bytes.items():
+            fields[field] = self._bytes(f"field {field}", num_rows * size).ctypes.data
+        fields[f.LOGITS] = logits.data_ptr()
+
+    def _floats(self, name: str, size: int) -> NDArray[np.float32]:
+        return self._bytes(name, 4 * size)[: 4 * size].view(np.float32)
+
+    def _bytes(self, name: str, size: int) -> NDArray[np.uint8]:
+        """At least so many, kept from step to step."""
+        memory = self._memory.get(name)
+        if memory is None or memory.size < size:
+            memory = self._memory[name] = np.zeros(size, np.uint8)
+        return memory
+
+
+def _set_batch(fields: NDArray[np.int64], batch: StepBatch, nonfinite: torch.Tensor) -> None:
+    attention = batch.attention
+    for tensor in (batch.token_ids, batch.positions, batch.logit_rows, attention.slot_mapping):
+        assert tensor.dtype == torch.int64
+        assert tensor.is_contiguous()
+    for tensor in (attention.query_start, attention.context_lens, attention.block_tables, nonfinite):
+        assert tensor.dtype == torch.int32
+        assert tensor.is_contiguous()
+    fields[f.NUM_TOKENS : f.PLANS] = (
+        batch.token_ids.shape[0], batch.token_ids.data_ptr(), batch.positions.data_ptr(),
+        attention.slot_mapping.data_ptr(), nonfinite.data_ptr(), batch.logit_rows.shape[0],
+        batch.logit_rows.data_ptr(), attention.query_start.data_ptr(), attention.context_lens.data_ptr(),
+        attention.block_tables.data_ptr(), attention.block_tables.stride(0), attention.num_sequences,
+    )  # fmt: skip
+
+
+def _whole_panels(bias: torch.Tensor) -> torch.Tensor:
+    return torch.cat([bias, bias.new_zeros(-len(bias) % PANEL_OUTPUTS)])
+
+
+def _address(tensor: torch.Tensor | None) -> int:
+    return 0 if tensor is None else tensor.data_ptr()
+
+
+def _fp32_bits(value: float) -> int:
+    return int(np.float32(value).view(np.int32))
