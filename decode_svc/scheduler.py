@@ -157,7 +157,8 @@ class DecodeScheduler:
 
     def _decodes_first(self) -> list[Sequence]:
         """Running sequences: decodes in order of admission, then prompts in order of admission."""
-        decodes, prompts = [], []
+        decodes: list[Sequence] = []
+        prompts: list[Sequence] = []
         for sequence in self._running:
             (decodes if sequence.is_decoding else prompts).append(sequence)
         return decodes + prompts
