@@ -54,7 +54,7 @@ def _products(values: torch.Tensor, num_rows: int) -> dict[str, Product]:
         kernels = {name: load_kernel(name) for name in KERNELS if why_unusable(name) is None}
     scales = torch.ones(values.shape[0])
     rows = torch.randint(0, 256, (num_rows, values.shape[1]), dtype=torch.uint8)
-    weight, run = pack_weight(values, scales), HelperPool().run
+    run = HelperPool().run
     packed = torch.ops.onednn.qlinear_prepack(values, None)
     zero_points = torch.zeros(values.shape[0], dtype=torch.int32)
     onednn: Product = partial(
@@ -62,7 +62,9 @@ def _products(values: torch.Tensor, num_rows: int) -> dict[str, Product]:
         *(rows, 1.0, ZERO_POINT, packed, scales, zero_points, None, 1.0, 0, torch.float32, "none", [], ""),
     )
     return {"onednn": onednn} | {
-        name: partial(int8_product, run, rows, weight, kernel=kernel) for name, kernel in kernels.items()
+        # Each has weights of its own: none finds them in the cache because another has just read them.
+        name: partial(int8_product, run, rows, pack_weight(values, scales), kernel=kernel)
+        for name, kernel in kernels.items()
     }
 
 
