@@ -82,6 +82,15 @@ def test_the_figures_of_every_slice() -> None:
     assert "kv_bytes" not in slices["overall"], "nothing told of it"
 
 
+def test_memory_is_of_all_processes_together() -> None:
+    before, after = (
+        {**BASE, "server": {"peak_memory_bytes": {"gateway": 100, "decode-0": peak}}} for peak in (900, 400)
+    )
+    slices = make_card([before], [after], Rules())["slices"]
+    assert slices["overall"]["peak_memory_bytes"]["ratio"] == 0.5
+    assert "peak_memory_bytes" not in slices["0-512"]
+
+
 def test_a_slower_run_is_rejected_and_an_equal_one_held() -> None:
     tolerant = {"p99_tolerance": 10.0}
     assert card_of(BASE, SLOWER, **tolerant)[0] == "reject"
@@ -123,6 +132,8 @@ def test_other_answers_of_exact_runs_are_rejected() -> None:
 def test_without_a_promise_the_measured_quality_decides() -> None:
     other = run_of(tpot_s=0.01, answers=("yes", "maybe"), promise={**EXACT, "numerics": "reference"})
     bad = {"texts": {"all": {**GOOD_QUALITY["int8 numerics, int8 KV"]["all"], "perplexity_rise_percent": 0.9}}}
+    inexact = {**EXACT, "exact": False}
+    assert card_of(run_of(promise=inexact), run_of(tpot_s=0.01, answers=("a", "b"), promise=inexact))[0] == "hold"
     assert card_of(BASE, other)[0] == "hold"
     assert card_of(BASE, other, GOOD_QUALITY)[0] == "adopt"
     decision, reason = card_of(BASE, other, bad)
@@ -158,6 +169,7 @@ def test_the_noise_is_students_interval() -> None:
     [
         (run_of("--num-requests", "3"), ["trace.digest is ", "different traffic shapes"]),
         (run_of("--state", "cold"), ["state is warm in b and cold in a"]),
+        (run_of("--timeout-s", "5"), ["configuration.timeout_s is 600.0 in b and 5.0 in a"]),
         (run_of("--no-ignore-eos"), ["configuration.ignore_eos is True in b and False in a"]),
     ],
 )

@@ -18,13 +18,13 @@ FIRST = PrefillEvent(first_token=FirstToken(token=OutputToken(token_id=1), num_c
 HANDED_OFF = PrefillEvent(handed_off=HandedOff(num_blocks_pushed=3))
 
 
-def tokens(*token_ids: int, is_last: bool = False, cached: int | None = None) -> GenerateEvent:
+def tokens(*token_ids: int, is_last: bool = False, cached: int | None = None, queue_s: float = 0.25) -> GenerateEvent:
     event = GenerateEvent(
         tokens=[OutputToken(token_id=token_id) for token_id in token_ids],
         finish_reason=FINISH_REASON_LENGTH if is_last else FINISH_REASON_UNSPECIFIED,
     )
     if cached is not None:
-        event.stats.CopyFrom(GenerateStats(num_cached_tokens=cached, queue_s=0.25, prefill_s=0.5))
+        event.stats.CopyFrom(GenerateStats(num_cached_tokens=cached, queue_s=queue_s, prefill_s=0.5))
     return event
 
 
@@ -104,6 +104,7 @@ async def test_the_client_sees_one_order(outcomes: tuple[Outcome | tuple[Role, O
         ((FIRST, tokens(2, cached=0), tokens(3, 4, is_last=True, cached=0)), KVTransfer(3000, 0.25)),
         ((FIRST, HANDED_OFF, tokens(2, 3, 4, is_last=True, cached=0)), KVTransfer(3000, 0.25)),
         ((tokens(2, cached=0), FIRST, tokens(3, 4, is_last=True)), KVTransfer(3000, 0.25)),
+        ((FIRST, tokens(2, cached=0, queue_s=9.0), tokens(3, 4, is_last=True)), KVTransfer(3000, 0.0)),
         ((FIRST, HANDED_OFF, tokens(2, 3, 4, is_last=True)), KVTransfer(None, None)),
     ],
 )
