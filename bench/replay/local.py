@@ -7,6 +7,7 @@ differ although the stacks promise the same ones.
 
 import argparse
 import json
+import signal
 import socket
 import subprocess
 import sys
@@ -117,4 +118,5 @@ def _parser() -> argparse.ArgumentParser:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # else the stack would be left behind
     sys.exit(main())
