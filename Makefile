@@ -34,12 +34,16 @@ test: $(VENV)/dev.stamp redis-server ## run every test
 check: check-format check-lint check-types check-imports check-sizes check-proto check-manifests ## format, lint, types, imports, sizes, generated code, manifests
 	@echo "make check: all good"
 
-bench: $(VENV)/run.stamp ## time the kernels, and measure what INT8 KV costs in quality
+bench: $(VENV)/run.stamp ## time the kernels, measure what INT8 KV costs in quality, replay traffic against local stacks
 	$(PY) -m bench.kernels_bench $(ARGS)
 	$(PY) -m bench.kv_quality
+	$(PY) -m bench.replay.local --out-dir build/bench
 
 replay: $(VENV)/run.stamp ## replay traffic against a server: make replay ARGS='--url URL --out FILE'
 	$(PY) -m bench.replay $(ARGS)
+
+compare: $(VENV)/run.stamp ## decide between two replays: make compare ARGS='BEFORE.json AFTER.json --html FILE'
+	$(PY) -m bench.replay.compare $(ARGS)
 
 proto: $(VENV)/dev.stamp ## generate common/pb from proto/
 	$(PROTOC) --python_out=. --pyi_out=. --grpc_python_out=. proto/*.proto
@@ -109,5 +113,5 @@ $(VENV)/created:
 	echo "Creating $(VENV) with $$("$$found" --version)"; \
 	"$$found" -m venv $(VENV) && touch $@
 
-.PHONY: help run demo test check bench replay proto install format clean redis-server \
+.PHONY: help run demo test check bench replay compare proto install format clean redis-server \
 	check-format check-lint check-types check-imports check-sizes check-proto check-manifests

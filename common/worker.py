@@ -22,6 +22,7 @@ from common.pb import types_pb2, worker_pb2, worker_pb2_grpc
 from common.prefix_index.base import INDEX_NAMESPACE, Holder
 from common.prefix_index.publisher import IndexPublisher
 from common.prefix_index.redis import RedisPrefixIndex
+from common.process_memory import peak_memory_bytes
 from common.rpc.convert import layout_to_pb
 from common.rpc.server import WorkerServer
 from common.rpc.worker_servicer import WorkerServicer
@@ -41,7 +42,7 @@ class WorkerService(Protocol):
     def add_to_server(self, server: Any) -> None: ...
 
     def status(self) -> worker_pb2.WorkerStatus:
-        """All fields but the incarnation."""
+        """All fields but the incarnation and the memory."""
 
     async def release(self, transfer_id: bytes, generation: int) -> int: ...
 
@@ -145,6 +146,7 @@ class _Worker:
     def _status(self) -> worker_pb2.WorkerStatus:
         status = self._service.status()
         status.incarnation = self._holder.incarnation
+        status.peak_memory_bytes = peak_memory_bytes()
         return status
 
     def _report_fatal(self, error: BaseException) -> None:

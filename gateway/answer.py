@@ -15,7 +15,7 @@ from gateway.edge import CLIENT_GONE_STATUS, choice_headers
 from gateway.record import Choice, RequestRecord, Usage
 from gateway.response_format import Envelope, ResponseFormat, body_json
 from gateway.sse import EventStream
-from gateway.wire_json import to_json
+from gateway.wire_json import Json, to_json
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +29,10 @@ class PlannedRequest:
     answer: ResponseFormat
     clock: Callable[[], float]
     include_usage: bool
+    tells_transfer: bool  # in the usage, where there is one
+
+    def usage_json(self) -> Json:
+        return Usage.of(self.choices).to_json(with_transfer=self.tells_transfer)
 
 
 class GenerationResponse(Response):
@@ -47,7 +51,8 @@ class GenerationResponse(Response):
 
     async def _stream(self, send: Send) -> None:
         planned = self._planned
-        stream = EventStream(send, planned.envelope, planned.answer, planned.clock, include_usage=planned.include_usage)
+        usage = planned.usage_json if planned.include_usage else None
+        stream = EventStream(send, planned.envelope, planned.answer, planned.clock, usage)
         try:
             await planned.runner.run(planned.choices, stream.write)
         except TwostrokeError as error:
@@ -66,7 +71,7 @@ class GenerationResponse(Response):
             pieces[choice.index].append(piece)
 
         await planned.runner.run(planned.choices, keep)
-        body = body_json(planned.envelope, planned.answer, [*map(join_pieces, pieces)], Usage.of(planned.choices))
+        body = body_json(planned.envelope, planned.answer, [*map(join_pieces, pieces)], planned.usage_json())
         headers = choice_headers(planned.choices[0], planned.envelope.seed)
         await Response(to_json(body), headers=headers, media_type="application/json")(scope, receive, send)
         sent = planned.clock()

@@ -33,7 +33,10 @@ class Attempt:
         self._releases = releases
         self._legs = legs
         self._clock = clock
-        self._hand_off = HandOff(legs, journey.generation.times, clock, has_prefill=Role.PREFILL in workers)
+        generation = journey.generation
+        self._hand_off = HandOff(
+            legs, generation.times, generation.transfer, clock, has_prefill=Role.PREFILL in workers
+        )
         self._holds: set[Role] = set()  # workers that may hold something
         self._claims: list[Claim] = []
         self._prompt_claim: Claim | None = None
@@ -64,6 +67,7 @@ class Attempt:
         self._holds.update(self._workers)
         times.run_started = times.run_started or self._clock()
         if ticket is not None:
+            self._hand_off.kv_bytes = journey.num_missing_bytes(ticket)
             prefill = self._workers[Role.PREFILL]
             self._legs.open(prefill, prefill.open_run(journey.prefill_request(decode.address, ticket)))
         self._legs.open(decode, decode.open_generate(journey.generate_request(ticket)))

@@ -5,11 +5,14 @@ from collections.abc import Callable, Mapping
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from common.errors import BadRequest
 from gateway.observe import RequestObserver
+from gateway.quote import quote
 from gateway.record import Choice, RequestRecord
 
 UNMATCHED_ROUTE = "other"
 CLIENT_GONE_STATUS = 499
+USAGE_HEADER = "x-twostroke-usage"
 _RECORD = "twostroke_record"
 
 
@@ -49,6 +52,14 @@ def record_of(scope: Scope) -> RequestRecord:
     record = scope[_RECORD]
     assert isinstance(record, RequestRecord)
     return record
+
+
+def wants_transfer(headers: Mapping[str, str]) -> bool:
+    """Whether the client asks for what moving the KV cost, in the usage. Raises BadRequest for an unknown value."""
+    value = headers.get(USAGE_HEADER)
+    if value not in (None, "transfer"):
+        raise BadRequest(f"the header {USAGE_HEADER} is {quote(value)}; send transfer, or leave it out")
+    return value is not None
 
 
 def choice_headers(choice: Choice, seed: int) -> dict[str, str]:

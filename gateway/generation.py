@@ -30,6 +30,18 @@ class RequestTimes:
     last_byte: float = 0.0
 
 
+@dataclass(slots=True)
+class KVTransfer:
+    """What moving the prompt's KV cost, summed over attempts in which decode took over; None: it never did."""
+
+    num_bytes: int | None = None  # of the blocks that decode did not hold
+    exposed_s: float | None = None  # from prefill's first token until decode could begin
+
+    def add(self, num_bytes: int, exposed_s: float) -> None:
+        self.num_bytes = (self.num_bytes or 0) + num_bytes
+        self.exposed_s = (self.exposed_s or 0.0) + exposed_s
+
+
 @dataclass(frozen=True, slots=True)
 class Generation:
     """One choice of one request: tokens in, sampling fixed (seed drawn already), tenant known."""
@@ -39,6 +51,7 @@ class Generation:
     sampling: SamplingParams
     tenant: str
     times: RequestTimes = field(default_factory=RequestTimes)
+    transfer: KVTransfer = field(default_factory=KVTransfer)
 
 
 @dataclass(frozen=True, slots=True)

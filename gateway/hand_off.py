@@ -12,7 +12,7 @@ from common.pb.decode_pb2 import GenerateEvent
 from common.pb.prefill_pb2 import FirstToken, PrefillEvent
 from common.rpc.convert import finish_from_pb, token_from_pb
 from common.sampling import FinishReason, OutputToken
-from gateway.generation import RequestTimes
+from gateway.generation import KVTransfer, RequestTimes
 from gateway.legs import LegEnd, Legs
 from gateway.placement import Role
 
@@ -38,14 +38,25 @@ class Arrival:
 class HandOff:
     """Reads an attempt. With prefill: its first token, then decode's tokens. Without: decode's tokens."""
 
-    def __init__(self, legs: Legs, times: RequestTimes, clock: Callable[[], float], *, has_prefill: bool) -> None:
+    def __init__(
+        self,
+        legs: Legs,
+        times: RequestTimes,
+        transfer: KVTransfer,
+        clock: Callable[[], float],
+        *,
+        has_prefill: bool,
+    ) -> None:
         self._legs = legs
         self._times = times
+        self._transfer = transfer
         self._clock = clock
         self._needs_first_token = has_prefill
         self._is_handed_off = not has_prefill
         self._early: deque[GenerateEvent | LegEnd] = deque()  # decode's, here before prefill's first token
+        self._first_token_s: float | None = None  # prefill's, until decode has spoken
         self.num_cached_tokens = 0
+        self.kv_bytes = 0  # that decode gets from prefill; known with the reservation
 
     async def next(self) -> Arrival:
         """Raises LegFailed. Not to be called after a finish reason."""
@@ -99,13 +110,23 @@ class HandOff:
         self._needs_first_token = False
         self.num_cached_tokens = first.num_cached_tokens
         self._note_first_token(first.queue_s, first.prefill_s)
+        self._first_token_s = self._clock()
         return Arrival((token_from_pb(first.token),), finish_from_pb(first.finish_reason), Role.PREFILL)
 
     def _on_decode(self, outcome: GenerateEvent | LegEnd) -> Arrival | None:
         if isinstance(outcome, LegEnd):
             error = outcome.error or PeerLost("decode ended its stream without a finish reason")
             raise LegFailed(Role.DECODE, error)
+        self._note_transfer(outcome)
         return self._tokens(outcome)
+
+    def _note_transfer(self, event: GenerateEvent) -> None:
+        """Decode's first event says how long ago it had all blocks; what the client waited before that was for them."""
+        if self._first_token_s is None or not event.HasField("stats"):
+            return
+        since_commit_s = event.stats.queue_s + event.stats.prefill_s
+        self._transfer.add(self.kv_bytes, max(0.0, self._clock() - self._first_token_s - since_commit_s))
+        self._first_token_s = None
 
     def _tokens(self, event: GenerateEvent) -> Arrival | None:
         """Decode has spoken, so the commit has arrived there."""

@@ -42,6 +42,11 @@ class Journey:
     def num_tokens(self) -> int:
         return len(self.generation.token_ids) + len(self.delivered)
 
+    def num_missing_bytes(self, ticket: decode_pb2.Ticket) -> int:
+        """KV that decode does not hold: what prefill pushes."""
+        layout = self.deployment.layout
+        return (-(-self.num_tokens // layout.block_size) - ticket.num_held_blocks) * layout.block_bytes
+
     def may_use(self, view: WorkerView) -> bool:
         return (view.address, view.registration) not in self.avoided
 

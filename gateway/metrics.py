@@ -2,6 +2,7 @@
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
+from common.process_memory import peak_memory_bytes
 from common.telemetry import names
 from gateway.placement import Fallback, PlacementReason, Role
 
@@ -48,3 +49,9 @@ class DispatchMetrics:
 
     def index_available(self, is_available: bool) -> None:
         self._index_available.set(is_available)
+
+
+def show_peak_memory(registry: CollectorRegistry) -> None:
+    """Of the gateway's own process; workers tell theirs in their status."""
+    gauge = Gauge(names.METRIC_GATEWAY_MEMORY, "Most memory that the gateway has had resident", registry=registry)
+    gauge.set_function(peak_memory_bytes)

@@ -79,6 +79,9 @@ class _RequestMetrics:
         self.active = Gauge(names.METRIC_ACTIVE_REQUESTS, "Generation requests in progress", registry=registry)
         self._ttft = histogram(names.METRIC_TTFT, "To the first byte that a streaming client sees")
         self._tpot = histogram(names.METRIC_TPOT, "Per output token after the first, of one choice")
+        self._exposed_transfer = histogram(
+            names.METRIC_EXPOSED_TRANSFER, "From the first token until decode had its KV"
+        )
         self._duration = histogram(names.METRIC_DURATION, "Of answered generation requests, to their last byte")
         self._requests = counter(names.METRIC_REQUESTS, "HTTP requests", "route", "status")
         self._prompt_tokens = counter(names.METRIC_PROMPT_TOKENS, "Prompt tokens of started generations")
@@ -98,6 +101,9 @@ class _RequestMetrics:
             self._ttft.observe(ttft_s(first.generation.times))
         for tpot_s in _tpots_s(record.choices):
             self._tpot.observe(tpot_s)
+        for choice in record.choices:
+            if choice.generation.transfer.exposed_s is not None:
+                self._exposed_transfer.observe(choice.generation.transfer.exposed_s)
         if record.status == 200:
             self._duration.observe(record.finished - record.received)
 
@@ -139,6 +145,8 @@ def _describe(record: RequestRecord, span: Span) -> None:
     if first is not None:
         span.set_attribute(names.ATTR_TTFT, ttft_s(first.generation.times))
         span.set_attributes(dict(ttft_parts(first.generation.times)))
+    if usage.exposed_transfer_s is not None:
+        span.set_attribute(names.ATTR_EXPOSED_TRANSFER, usage.exposed_transfer_s)
     tpots_s = _tpots_s(record.choices)
     if tpots_s:
         span.set_attribute(names.ATTR_TPOT, sum(tpots_s) / len(tpots_s))

@@ -66,6 +66,8 @@ def plan(
     prompts: Prompts,
     record: RequestRecord,
     tenant: str,
+    *,
+    tells_transfer: bool = False,
 ) -> PlannedRequest:
     """Fills in the record. Raises BadRequest or ContextLengthExceeded for what the model cannot do."""
     assert record.request_id is not None
@@ -87,6 +89,7 @@ def plan(
         answer=endpoint.make_format(served.tokenizer, has_logprobs=has_logprobs),
         clock=services.clock,
         include_usage=body.include_usage,
+        tells_transfer=tells_transfer,
     )
 
 

@@ -33,11 +33,13 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Tokens of a whole response. A prompt counts once, however many choices it has."""
+    """What a whole response took. A prompt's tokens count once, however many choices it has."""
 
     num_prompt_tokens: int
     num_cached_tokens: int
     num_output_tokens: int
+    kv_bytes: int | None = None  # moved to decode, for all choices; None: no hand-off was told
+    exposed_transfer_s: float | None = None  # of the choice that waited longest
 
     @classmethod
     def of(cls, choices: Sequence[Choice]) -> "Usage":
@@ -49,9 +51,29 @@ class Usage:
             prompts[index] = len(choice.generation.token_ids)
             cached[index] = min(cached.get(index, choice.num_cached_tokens), choice.num_cached_tokens)
         output_tokens = sum(choice.num_output_tokens for choice in choices)
-        return cls(sum(prompts.values()), sum(cached.values()), output_tokens)
+        transfers = [choice.generation.transfer for choice in choices]
+        kv_bytes = [transfer.num_bytes for transfer in transfers if transfer.num_bytes is not None]
+        exposed_s = [transfer.exposed_s for transfer in transfers if transfer.exposed_s is not None]
+        return cls(
+            sum(prompts.values()),
+            sum(cached.values()),
+            output_tokens,
+            sum(kv_bytes) if kv_bytes else None,
+            max(exposed_s, default=None),
+        )
 
-    def to_json(self) -> dict[str, object]:
+    def to_json(self, *, with_transfer: bool = False) -> dict[str, object]:
+        """OpenAI's fields; `with_transfer` adds ours, which only clients that asked for them get."""
+        return self._tokens_json() | ({"twostroke": self._transfer_json()} if with_transfer else {})
+
+    def _transfer_json(self) -> dict[str, object]:
+        exposed_s = self.exposed_transfer_s
+        return {
+            "kv_bytes": self.kv_bytes,
+            "exposed_transfer_ms": None if exposed_s is None else exposed_s * 1000,
+        }
+
+    def _tokens_json(self) -> dict[str, object]:
         return {
             "prompt_tokens": self.num_prompt_tokens,
             "completion_tokens": self.num_output_tokens,

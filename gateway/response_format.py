@@ -6,7 +6,6 @@ from typing import ClassVar, Protocol
 
 from common.ids import RequestId
 from gateway.choice_text import Piece
-from gateway.record import Usage
 from gateway.wire_json import Json
 
 
@@ -46,6 +45,6 @@ class ResponseFormat(Protocol):
         """A part of a choice in a stream."""
 
 
-def body_json(envelope: Envelope, answer: ResponseFormat, pieces: Sequence[Piece], usage: Usage) -> Json:
+def body_json(envelope: Envelope, answer: ResponseFormat, pieces: Sequence[Piece], usage: Json) -> Json:
     choices = [answer.whole(index, piece) for index, piece in enumerate(pieces)]
-    return envelope.wrap(answer.body_kind, choices) | {"usage": usage.to_json()}
+    return envelope.wrap(answer.body_kind, choices) | {"usage": usage}

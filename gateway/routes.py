@@ -10,7 +10,7 @@ from common.ids import mint_request_id
 from gateway.answer import GenerationResponse
 from gateway.auth import Authenticator
 from gateway.body import parse_body_bytes, read_body
-from gateway.edge import record_of
+from gateway.edge import record_of, wants_transfer
 from gateway.off_loop import in_thread_if
 from gateway.planning import CHAT, COMPLETIONS, Endpoint, Prompts, check_num_choices, plan
 from gateway.prompts import TokenIds, tokenize_chat, tokenize_prompts
@@ -81,6 +81,7 @@ class _Generations:
         record.request_id = mint_request_id(endpoint.id_prefix)
         record.operation = endpoint.operation
         tenant = self.authenticate(request)
+        tells_transfer = wants_transfer(request.headers)
         content = await read_body(request, self._services.limits.max_body_bytes)
         body = await in_thread_if(
             len(content) > INLINE_BODY_BYTES, lambda: parse_body(schema, parse_body_bytes(content))
@@ -92,7 +93,8 @@ class _Generations:
         with self._services.observer.tokenizing():
             token_ids = await tokenize(served, body)
         prompts = Prompts(token_ids, self._services.clock() - started)
-        return GenerationResponse(plan(self._services, served, endpoint, body, prompts, record, tenant))
+        planned = plan(self._services, served, endpoint, body, prompts, record, tenant, tells_transfer=tells_transfer)
+        return GenerationResponse(planned)
 
 
 def _check_model(asked: str, card: ModelCard) -> None:

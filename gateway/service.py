@@ -22,7 +22,7 @@ from gateway.deployment import Deployment
 from gateway.discovery import Discovery
 from gateway.dispatch import DispatchPolicy, HandOffDispatcher
 from gateway.http_server import HttpServer, bind, url_of
-from gateway.metrics import DispatchMetrics
+from gateway.metrics import DispatchMetrics, show_peak_memory
 from gateway.observe import TelemetryObserver
 from gateway.placement import Role
 from gateway.prefix_lookup import PrefixLookup
@@ -48,6 +48,7 @@ class Gateway:
         self.admission = Admission(settings.max_active_requests)
         self.registry = Registry(clock, model_name=settings.model_name)
         prometheus.register(WorkerCollector(self.registry.workers))
+        show_peak_memory(prometheus)
         self.discovery = Discovery(
             {Role.PREFILL: settings.prefill, Role.DECODE: settings.decode},
             self.registry.set_addresses,

@@ -9,7 +9,7 @@ from common.errors import TwostrokeError
 from gateway.choice_text import Piece
 from gateway.edge import choice_headers
 from gateway.errors import error_json
-from gateway.record import Choice, Usage
+from gateway.record import Choice
 from gateway.response_format import Envelope, ResponseFormat
 from gateway.wire_json import Json, to_json
 
@@ -34,15 +34,15 @@ class EventStream:
         envelope: Envelope,
         answer: ResponseFormat,
         clock: Callable[[], float],
-        *,
-        include_usage: bool,
+        usage: Callable[[], Json] | None,
     ) -> None:
+        """`usage` is asked at the end of a complete answer; None: the client wants none."""
         self.is_started = False
         self._send = send
         self._envelope = envelope
         self._answer = answer
         self._clock = clock
-        self._include_usage = include_usage
+        self._usage = usage
         self._opened: set[int] = set()
         self._sending = asyncio.Lock()  # choices run side by side; each piece goes out whole
 
@@ -60,9 +60,9 @@ class EventStream:
     async def finish(self, choices: Sequence[Choice]) -> None:
         """Ends a complete answer."""
         events = b""
-        if self._include_usage:
+        if self._usage is not None:
             chunk = self._envelope.wrap(self._answer.chunk_kind, [])
-            events = to_event(to_json(chunk | {"usage": Usage.of(choices).to_json()}))
+            events = to_event(to_json(chunk | {"usage": self._usage()}))
         await self._end(events + DONE)
         for choice in choices:
             choice.generation.times.last_byte = self._clock()
@@ -92,4 +92,4 @@ class EventStream:
 
     def _chunk(self, choice: Json) -> bytes:
         chunk = self._envelope.wrap(self._answer.chunk_kind, [choice])
-        return to_event(to_json(chunk | {"usage": None} if self._include_usage else chunk))
+        return to_event(to_json(chunk | {"usage": None} if self._usage is not None else chunk))

@@ -10,11 +10,20 @@ from typing import Any
 import httpx
 
 from bench.replay.prompts import PromptMaker
-from bench.replay.record import Outcome, RequestRecord
+from bench.replay.record import Outcome, RequestRecord, digest_of
 from bench.replay.trace import PlannedRequest, Trace
 
-Prepared = tuple[PlannedRequest, bytes]
-"""A request and its body."""
+_HEADERS = {"content-type": "application/json", "x-twostroke-usage": "transfer"}
+"""Other servers ignore the second."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A request, ready to be sent."""
+
+    planned: PlannedRequest
+    body: bytes
+    digest: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,30 +71,29 @@ class ReplayClient:
         return list(await asyncio.gather(*(self._arrive(request) for request in prepared)))
 
     def _prepare(self, request: PlannedRequest, prompts: PromptMaker) -> Prepared:
-        fields: dict[str, Any] = {
-            "model": self._settings.model,
+        asked: dict[str, Any] = {
             "prompt": prompts.prompt(request.segments),
             "max_tokens": request.num_output_tokens,
             "temperature": 0,
-            "stream": True,
-            "stream_options": {"include_usage": True},
+            **({"ignore_eos": True} if self._settings.ignores_eos else {}),
         }
-        return request, json.dumps(fields | ({"ignore_eos": True} if self._settings.ignores_eos else {})).encode()
+        around = {"model": self._settings.model, "stream": True, "stream_options": {"include_usage": True}}
+        return Prepared(request, json.dumps(asked | around).encode(), digest_of(json.dumps(asked).encode()))
 
     async def _one_client(self, waiting: Iterator[Prepared]) -> list[RequestRecord]:
         return [await self._ask(prepared, self._now()) for prepared in waiting]
 
     async def _arrive(self, prepared: Prepared) -> RequestRecord:
-        arrival_s = prepared[0].arrival_s
+        arrival_s = prepared.planned.arrival_s
         await asyncio.sleep(max(0.0, arrival_s - self._now()))
         return await self._ask(prepared, arrival_s)
 
     async def _ask(self, prepared: Prepared, queued_s: float) -> RequestRecord:
-        request, body = prepared
-        record = RequestRecord(request.num_input_tokens, queued_s, sent_s=self._now())
+        request = prepared.planned
+        record = RequestRecord(request.num_input_tokens, queued_s, sent_s=self._now(), request_digest=prepared.digest)
         try:
             async with asyncio.timeout(self._settings.timeout_s):
-                record.outcome = await self._stream(body, record, request.cancel_after)
+                record.outcome = await self._stream(prepared.body, record, request.cancel_after)
         except (TimeoutError, httpx.TimeoutException):
             record.outcome, record.error = Outcome.TIMED_OUT, "timed_out"
         except StreamBroken as broken:
@@ -96,8 +104,7 @@ class ReplayClient:
         return record
 
     async def _stream(self, body: bytes, record: RequestRecord, cancel_after: int | None) -> Outcome:
-        headers = {"content-type": "application/json"}
-        async with self._http.stream("POST", "/v1/completions", content=body, headers=headers) as response:
+        async with self._http.stream("POST", "/v1/completions", content=body, headers=_HEADERS) as response:
             record.status = response.status_code
             if response.status_code != httpx.codes.OK:
                 raise StreamBroken(f"status_{response.status_code}")
@@ -128,13 +135,22 @@ class ReplayClient:
         is_first_at_the_end = bool(choices[0].get("finish_reason")) and not record.event_times_s
         if choices[0].get("text") or is_first_at_the_end:  # tokens without text show at the end alone
             record.event_times_s.append(self._now())
+            record.pieces.append(choices[0].get("text") or "")
         usage = event.get("usage") or {}
         if "completion_tokens" in usage:
-            record.num_reported_tokens = int(usage["completion_tokens"])
-            record.num_cached_tokens = (usage.get("prompt_tokens_details") or {}).get("cached_tokens")
+            _keep_usage(record, usage)
 
     def _now(self) -> float:
         return self._clock() - self._started
+
+
+def _keep_usage(record: RequestRecord, usage: dict[str, Any]) -> None:
+    record.num_reported_tokens = int(usage["completion_tokens"])
+    record.num_cached_tokens = (usage.get("prompt_tokens_details") or {}).get("cached_tokens")
+    told = usage.get("twostroke") or {}
+    exposed_ms = told.get("exposed_transfer_ms")
+    record.kv_bytes = told.get("kv_bytes")
+    record.exposed_transfer_s = None if exposed_ms is None else exposed_ms / 1000
 
 
 def _json_object(data: str) -> dict[str, Any]:

@@ -1,8 +1,10 @@
-"""One HTML page of a result: tables, and plots as inline SVG. It loads nothing. Pure."""
+"""One HTML page of a result: tables, and plots as inline SVG. Pure."""
 
 from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
+
+from bench.replay.html_parts import document, pairs, shown, table
 
 _WIDTH, _HEIGHT, _MARGIN = 560, 240, 44
 _COLOURS = ("#1f5fa8", "#c2571a", "#3a7d44", "#7a3b8f")
@@ -11,11 +13,7 @@ _ROWS = (
     ("ttft_ms", "TTFT, ms"),
     ("tpot_ms", "TPOT, ms"),
     ("inter_token_ms", "Inter-token, ms"),
-)
-_STYLE = (
-    "body{font:15px/1.5 system-ui,sans-serif;margin:2rem auto;max-width:70rem;padding:0 1rem;color:#222}"
-    "table{border-collapse:collapse;margin:1rem 0}td,th{border:1px solid #ccc;padding:.25rem .6rem;text-align:right}"
-    "td:first-child,th:first-child{text-align:left}svg{background:#fafafa;margin:.5rem}"
+    ("exposed_transfer_ms", "Exposed transfer, ms"),
 )
 Curves = Mapping[str, Mapping[str, Sequence[float]]]
 """Figure to bucket to milliseconds."""
@@ -25,38 +23,20 @@ def make_page(result: Mapping[str, Any], curves: Curves) -> str:
     report = result["report"]
     slices = {"overall": report["overall"], **report["buckets"]}
     parts = [
-        "<h1>Traffic replay</h1>",
-        _pairs("Run", {"model": result["model"], "state": result["state"], **result["trace"]}),
-        "".join(_slice_table(name, figures) for name, figures in slices.items()),
+        pairs("Run", {"model": result["model"], "state": result["state"], **result["promise"], **result["trace"]}),
+        *(_slice_table(name, figures) for name, figures in slices.items()),
         *(_plot(title, curves[name]) for name, title in _ROWS if any(curves.get(name, {}).values())),
-        *(_pairs(name.capitalize(), result[name]) for name in ("server", "configuration", "hardware", "versions")),
+        *(pairs(name.capitalize(), result[name]) for name in ("server", "configuration", "hardware", "versions")),
     ]
-    return (
-        '<!doctype html><html lang="en"><head><meta charset="utf-8"><title>Traffic replay</title>'
-        f"<style>{_STYLE}</style></head><body>{''.join(parts)}</body></html>\n"
-    )
-
-
-def _pairs(title: str, values: Mapping[str, Any] | None) -> str:
-    if values is None:
-        return ""
-    rows = "".join(
-        f"<tr><td>{escape(name)}</td><td>{escape(_shown(value))}</td></tr>" for name, value in values.items()
-    )
-    return f"<h2>{escape(title)}</h2><table>{rows}</table>"
+    return document("Traffic replay", parts)
 
 
 def _slice_table(name: str, figures: Mapping[str, Any]) -> str:
     columns = ("count", "mean", "p50", "p95", "p99", "max")
-    head = "".join(f"<th>{column}</th>" for column in ("", *columns))
-    rows = [
-        f"<tr><td>{title}</td>{''.join(f'<td>{_shown(figures[key][column])}</td>' for column in columns)}</tr>"
-        for key, title in _ROWS
-        if figures[key] is not None
-    ]
+    rows = [[title, *(figures[key][column] for column in columns)] for key, title in _ROWS if figures[key] is not None]
     plain = {key: value for key, value in figures.items() if key not in dict(_ROWS)}
     title = name if name == "overall" else f"prompts of {name} tokens"
-    return f"{_pairs(title, plain)}<table><tr>{head}</tr>{''.join(rows)}</table>"
+    return pairs(title, plain) + table(["", *columns], rows)
 
 
 def _plot(title: str, curves: Mapping[str, Sequence[float]]) -> str:
@@ -70,7 +50,7 @@ def _plot(title: str, curves: Mapping[str, Sequence[float]]) -> str:
     axes = (
         f'<path d="M{_MARGIN} {_MARGIN}V{_HEIGHT - _MARGIN}H{_WIDTH - _MARGIN}" fill="none" stroke="#888"/>'
         f'<text x="{_MARGIN}" y="20">{escape(title)}: share of values up to</text>'
-        f'<text x="{_WIDTH - _MARGIN}" y="{_HEIGHT - 18}" text-anchor="end">{_shown(top)}</text>'
+        f'<text x="{_WIDTH - _MARGIN}" y="{_HEIGHT - 18}" text-anchor="end">{shown(top)}</text>'
         f'<text x="{_MARGIN}" y="{_HEIGHT - 18}">0</text><text x="8" y="{_MARGIN + 4}">100%</text>'
     )
     size = f'width="{_WIDTH}" height="{_HEIGHT}" viewBox="0 0 {_WIDTH} {_HEIGHT}"'
@@ -94,13 +74,3 @@ def _across(share: float) -> float:
 
 def _up(share: float) -> float:
     return _HEIGHT - _MARGIN - share * (_HEIGHT - 2 * _MARGIN)
-
-
-def _shown(value: object) -> str:
-    if value is None:
-        return "not measured"
-    if isinstance(value, float):
-        return f"{value:,.3f}"
-    if isinstance(value, Mapping):
-        return ", ".join(f"{name}: {held}" for name, held in value.items()) or "none"
-    return str(value)

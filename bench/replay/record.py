@@ -1,8 +1,16 @@
 """What the client saw of one request. Times are seconds since the run's start."""
 
+import hashlib
 from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import pairwise
+
+DIGEST_CHARS = 32
+
+
+def digest_of(content: bytes) -> str:
+    """Of a request or an answer: equal contents have equal ones, and the report holds no text."""
+    return hashlib.sha256(content).hexdigest()[:DIGEST_CHARS]
 
 
 class Outcome(StrEnum):
@@ -25,6 +33,15 @@ class RequestRecord:
     error: str | None = None  # a code or a class of error, never text of the server
     num_reported_tokens: int | None = None  # the server's usage
     num_cached_tokens: int | None = None
+    kv_bytes: int | None = None  # moved for this request, as a Twostroke gateway tells
+    exposed_transfer_s: float | None = None  # the same of the wait for it, after the first token
+    request_digest: str = ""  # of prompt and limits: equal requests have equal ones, in any run
+    pieces: list[str] = field(default_factory=list)  # the answer's text, for its digest alone
+
+    @property
+    def answer_digest(self) -> str | None:
+        """Of the whole text; None unless the request completed."""
+        return digest_of("".join(self.pieces).encode()) if self.outcome is Outcome.COMPLETED else None
 
     @property
     def num_output_tokens(self) -> int:

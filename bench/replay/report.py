@@ -82,6 +82,9 @@ def distributions(records: Sequence[RequestRecord]) -> dict[str, list[float]]:
         "ttft_ms": [record.ttft_s * 1000 for record in completed if record.ttft_s is not None],
         "tpot_ms": [record.tpot_s * 1000 for record in completed if record.tpot_s is not None],
         "inter_token_ms": [gap * 1000 for record in completed for gap in record.gaps_s],
+        "exposed_transfer_ms": [
+            record.exposed_transfer_s * 1000 for record in completed if record.exposed_transfer_s is not None
+        ],
     }
 
 
@@ -94,7 +97,8 @@ def _figures(records: Sequence[RequestRecord], seconds: float, objectives: Objec
         **{f"num_{outcome.value}": count for outcome, count in outcomes.items()},
         "num_input_tokens": sum(record.num_input_tokens for record in records),
         "num_output_tokens": _num_delivered(records),
-        "num_cached_tokens": _num_cached(records),
+        "num_cached_tokens": _told([record.num_cached_tokens for record in records]),
+        "kv_bytes": _told([record.kv_bytes for record in records]),
         "output_tokens_per_s": _num_delivered(records) / seconds,
         "requests_per_s": outcomes[Outcome.COMPLETED] / seconds,
         "goodput_requests_per_s": num_met / seconds if objectives.are_stated else None,
@@ -118,9 +122,9 @@ def _num_delivered(records: Sequence[RequestRecord]) -> int:
     return sum(record.num_output_tokens for record in records if record.outcome in counted)
 
 
-def _num_cached(records: Sequence[RequestRecord]) -> int | None:
-    """None where the server never said."""
-    told = [record.num_cached_tokens for record in records if record.num_cached_tokens is not None]
+def _told(values: Sequence[int | None]) -> int | None:
+    """The sum of what the server said; None where it never did."""
+    told = [value for value in values if value is not None]
     return sum(told) if told else None
 
 

@@ -1,7 +1,7 @@
 """One run: warm-up, replay, the server's totals before and after, then a result or a refusal."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -18,7 +18,7 @@ from bench.replay.surroundings import hardware, model_label, versions
 from bench.replay.trace import bucket_of, shared_token_share
 from common.errors import ConfigError
 
-FORMAT = 1
+FORMAT = 2
 
 
 class Refused(Exception):
@@ -32,6 +32,7 @@ class Refused(Exception):
 @dataclass(frozen=True, slots=True)
 class Observed:
     model: str
+    promise: Mapping[str, object]
     warm_up: list[RequestRecord]
     records: list[RequestRecord]
     server: ServerChange | None
@@ -55,7 +56,7 @@ async def observe(options: Options) -> Observed:
     async with httpx.AsyncClient(
         base_url=options.url, headers=headers, timeout=options.timeout_s, limits=limits
     ) as http:
-        model = options.model or await _first_model(http)
+        model, promise = await _model(http, options.model)
         settings = ClientSettings(model, options.timeout_s, options.ignores_eos)
         client = ReplayClient(http, settings, options.prompts)
         warm_up = await client.warm_up(options.trace, options.num_warm_up)
@@ -63,7 +64,7 @@ async def observe(options: Options) -> Observed:
         records = await client.replay(options.trace)
         after = await _metrics(http, options.settle_s)
     server = change(before, after) if before is not None and after is not None else None
-    return Observed(model_label(model), warm_up, records, server)
+    return Observed(model_label(model), promise, warm_up, records, server)
 
 
 def make_result(options: Options, observed: Observed) -> Json:
@@ -71,6 +72,7 @@ def make_result(options: Options, observed: Observed) -> Json:
     return {
         "format": FORMAT,
         "model": observed.model,
+        "promise": dict(observed.promise),
         "state": options.state.value,
         "trace": {
             "digest": trace.digest(),
@@ -98,11 +100,15 @@ def _row(record: RequestRecord) -> Json:
         "num_input_tokens": record.num_input_tokens,
         "num_output_tokens": record.num_output_tokens,
         "num_cached_tokens": record.num_cached_tokens,
+        "kv_bytes": record.kv_bytes,
+        "exposed_transfer_s": record.exposed_transfer_s,
         "ttft_s": record.ttft_s,
         "tpot_s": record.tpot_s,
         "status": record.status,
         "outcome": record.outcome.value,
         "error": record.error,
+        "request_digest": record.request_digest,
+        "answer_digest": record.answer_digest,
     }
 
 
@@ -117,14 +123,17 @@ def _curves(records: Sequence[RequestRecord]) -> dict[str, dict[str, list[float]
     return curves
 
 
-async def _first_model(http: httpx.AsyncClient) -> str:
+async def _model(http: httpx.AsyncClient, wanted: str | None) -> tuple[str, dict[str, object]]:
+    """Its name, and what a Twostroke gateway says of its answers: the numeric path, and whether it is exact."""
     response = await http.get("/v1/models")
-    response.raise_for_status()
-    listed: dict[str, Any] = response.json()
-    models = listed.get("data") or []
-    if not models:
+    if wanted is None:
+        response.raise_for_status()
+    listed: dict[str, Any] = response.json() if response.is_success else {}
+    models = [model for model in listed.get("data") or [] if wanted in (None, model["id"])]
+    if not models and wanted is None:
         raise ConfigError("the server lists no model at /v1/models; wait until it is ready, or give --model")
-    return str(models[0]["id"])
+    card: dict[str, Any] = models[0] if models else {"id": wanted}
+    return str(card["id"]), {name: card.get(name) for name in ("numerics", "exact", "inexact_reason")}
 
 
 async def _metrics(http: httpx.AsyncClient, settle_s: float) -> str | None:

@@ -2,6 +2,7 @@
 
 import os
 import platform
+import subprocess
 from importlib import metadata
 from pathlib import Path
 
@@ -20,8 +21,20 @@ def hardware() -> dict[str, object]:
 
 
 def versions() -> dict[str, str]:
-    installed = {name: _version(name) for name in _PACKAGES}
+    """Of this side's packages, and of the source where it is a checkout."""
+    installed = {name: _version(name) for name in _PACKAGES} | {"source": source_revision()}
     return {"python": platform.python_version()} | {name: held for name, held in installed.items() if held is not None}
+
+
+def source_revision() -> str | None:
+    """Of the checkout that this module is part of, as `git describe` names it; None where it is none."""
+    folder = Path(__file__).parent
+    command = ["git", "-C", str(folder), "describe", "--always", "--dirty", "--exclude=*"]
+    try:
+        described = subprocess.run(command, capture_output=True, text=True, check=True, timeout=10)  # noqa: S603  no input
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return described.stdout.strip()
 
 
 def model_label(model: str) -> str:

@@ -45,7 +45,7 @@ class WatchStatusRequest(_message.Message):
     def __init__(self, interval_ms: _Optional[int] = ...) -> None: ...
 
 class WorkerStatus(_message.Message):
-    __slots__ = ("incarnation", "is_draining", "free_blocks", "cached_blocks", "reserved_blocks", "num_running", "num_waiting", "queued_tokens", "computed_prompt_tokens", "cached_prompt_tokens", "output_tokens", "num_steps", "kv_bytes_moved", "num_preemptions", "num_draft_tokens", "num_accepted_tokens")
+    __slots__ = ("incarnation", "is_draining", "free_blocks", "cached_blocks", "reserved_blocks", "num_running", "num_waiting", "queued_tokens", "computed_prompt_tokens", "cached_prompt_tokens", "output_tokens", "num_steps", "kv_bytes_moved", "num_preemptions", "num_draft_tokens", "num_accepted_tokens", "peak_memory_bytes")
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     IS_DRAINING_FIELD_NUMBER: _ClassVar[int]
     FREE_BLOCKS_FIELD_NUMBER: _ClassVar[int]
@@ -62,6 +62,7 @@ class WorkerStatus(_message.Message):
     NUM_PREEMPTIONS_FIELD_NUMBER: _ClassVar[int]
     NUM_DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     NUM_ACCEPTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PEAK_MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
     incarnation: bytes
     is_draining: bool
     free_blocks: int
@@ -78,7 +79,8 @@ class WorkerStatus(_message.Message):
     num_preemptions: int
     num_draft_tokens: int
     num_accepted_tokens: int
-    def __init__(self, incarnation: _Optional[bytes] = ..., is_draining: _Optional[bool] = ..., free_blocks: _Optional[int] = ..., cached_blocks: _Optional[int] = ..., reserved_blocks: _Optional[int] = ..., num_running: _Optional[int] = ..., num_waiting: _Optional[int] = ..., queued_tokens: _Optional[int] = ..., computed_prompt_tokens: _Optional[int] = ..., cached_prompt_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ..., num_steps: _Optional[int] = ..., kv_bytes_moved: _Optional[int] = ..., num_preemptions: _Optional[int] = ..., num_draft_tokens: _Optional[int] = ..., num_accepted_tokens: _Optional[int] = ...) -> None: ...
+    peak_memory_bytes: int
+    def __init__(self, incarnation: _Optional[bytes] = ..., is_draining: _Optional[bool] = ..., free_blocks: _Optional[int] = ..., cached_blocks: _Optional[int] = ..., reserved_blocks: _Optional[int] = ..., num_running: _Optional[int] = ..., num_waiting: _Optional[int] = ..., queued_tokens: _Optional[int] = ..., computed_prompt_tokens: _Optional[int] = ..., cached_prompt_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ..., num_steps: _Optional[int] = ..., kv_bytes_moved: _Optional[int] = ..., num_preemptions: _Optional[int] = ..., num_draft_tokens: _Optional[int] = ..., num_accepted_tokens: _Optional[int] = ..., peak_memory_bytes: _Optional[int] = ...) -> None: ...
 
 class GetTokenizerRequest(_message.Message):
     __slots__ = ()

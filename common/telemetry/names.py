@@ -41,6 +41,7 @@ ATTR_TARGET_PASSES = "twostroke.target_passes"
 # TTFT taken apart, in seconds, on the request span. The parts add up to ATTR_TTFT.
 ATTR_TTFT = "twostroke.ttft_s"
 ATTR_TPOT = "twostroke.tpot_s"
+ATTR_EXPOSED_TRANSFER = "twostroke.exposed_transfer_s"  # of the second token: no part of the TTFT
 TTFT_PARTS = (
     "twostroke.ttft.tokenize_s",
     "twostroke.ttft.admission_s",  # parsing, validation and waiting for admission at the gateway
@@ -56,6 +57,7 @@ TTFT_PARTS = (
 # Metrics, as Prometheus shows them.
 METRIC_TTFT = "gen_ai_server_time_to_first_token_seconds"
 METRIC_TPOT = "gen_ai_server_time_per_output_token_seconds"
+METRIC_EXPOSED_TRANSFER = "twostroke_exposed_transfer_seconds"
 METRIC_DURATION = "gen_ai_server_request_duration_seconds"
 METRIC_REQUESTS = "twostroke_requests_total"  # labels: route, status
 METRIC_ACTIVE_REQUESTS = "twostroke_active_requests"
@@ -66,6 +68,7 @@ METRIC_PLACEMENTS = "twostroke_placements_total"  # labels: reason
 METRIC_FALLBACKS = "twostroke_fallbacks_total"  # labels: reason
 METRIC_RELEASED_BLOCKS = "twostroke_released_blocks_total"  # labels: role
 METRIC_INDEX_AVAILABLE = "twostroke_prefix_index_available"
+METRIC_GATEWAY_MEMORY = "twostroke_gateway_peak_memory_bytes"
 METRIC_WORKER = "twostroke_worker"  # prefix of a gauge or counter per field of WorkerStatus; labels: worker, role
 
 LATENCY_BUCKETS_S = (

@@ -66,6 +66,10 @@ async def test_a_closed_loop_is_reported(tmp_path: Path) -> None:
     for row in result["requests"]:
         assert row["queued_s"] <= row["sent_s"] <= row["first_byte_s"] <= row["ended_s"]
         assert row["ttft_s"] > 0
+    assert len({row["request_digest"] for row in result["requests"]}) == 12
+    answers = {(row["num_output_tokens"], row["answer_digest"]) for row in result["requests"]}
+    assert len(answers) == len(dict(answers)) == len({digest for _, digest in answers}), "one text for each length"
+    assert result["promise"] == {"numerics": "reference", "exact": False, "inexact_reason": "a reason"}
     content = (tmp_path / "result.json").read_text() + (tmp_path / "page.html").read_text()
     assert str(tmp_path) not in content
     assert "127.0.0.1" not in content
@@ -122,6 +126,7 @@ async def test_a_disaggregated_run_must_move_kv(
     def script(generation: Generation) -> list[Step]:
         if moves:
             moved.inc(1000)
+            generation.transfer.add(1000, 0.5)
         return list(ANSWER(generation))
 
     gateway = TestGateway(script)
@@ -131,7 +136,10 @@ async def test_a_disaggregated_run_must_move_kv(
     code = await replay(gateway, tmp_path, "--num-requests", "3", "--rate-per-s", "2000", "--warm-up", "1")
     if moves:
         assert code == 0
-        assert result_in(tmp_path)["server"]["kv_bytes_moved"] == 3 * 1000  # the warm-up's are not the run's
+        result = result_in(tmp_path)
+        overall = result["report"]["overall"]
+        assert result["server"]["kv_bytes_moved"] == overall["kv_bytes"] == 3 * 1000  # the warm-up's are not the run's
+        assert overall["exposed_transfer_ms"]["p50"] == 500
     else:
         assert code == EXIT_REFUSED
         assert "no KV moved although 1 prefill workers exist" in capsys.readouterr().err

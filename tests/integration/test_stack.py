@@ -1,5 +1,6 @@
 """The whole system as its user starts it: real processes, a tiny random model, the public HTTP API."""
 
+import json
 import os
 import signal
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ import openai
 import pytest
 import redis
 
+from bench.replay.__main__ import main as replay
 from common.telemetry import names
 from tests.support.redis_server import running_redis
 from tests.support.stack_process import StackProcess, stack_process
@@ -110,7 +112,8 @@ def test_exact_numerics_give_the_same_tokens_and_log_probabilities_everywhere(ti
 
 def test_blocks_move_and_decode_computes_no_prompt_token(stack: StackProcess) -> None:
     before = stack.workers()
-    body = stack.complete(PROMPTS[0] + " moved", max_tokens=8, temperature=0, ignore_eos=True)
+    asking = {"x-twostroke-usage": "transfer"}
+    body = stack.complete(PROMPTS[0] + " moved", asking, max_tokens=8, temperature=0, ignore_eos=True)
     stack.await_idle()
     after = stack.workers()
     grown = {w: {k: after[w][k] - before[w][k] for k in after[w]} for w in after}
@@ -121,6 +124,23 @@ def test_blocks_move_and_decode_computes_no_prompt_token(stack: StackProcess) ->
     usage = body["usage"]
     cached = usage["prompt_tokens_details"]["cached_tokens"]
     assert prefill["computed_prompt_tokens"] == usage["prompt_tokens"] - cached
+    assert usage["twostroke"]["kv_bytes"] == prefill["kv_bytes_moved"]
+    assert usage["twostroke"]["exposed_transfer_ms"] > 0
+    assert min(load["peak_memory_bytes"] for load in after.values()) > 2**24, "more than an interpreter needs"
+
+
+def test_a_replay_tells_what_the_hand_off_cost_each_request(stack: StackProcess, tmp_path: Path) -> None:
+    out = tmp_path / "result.json"
+    trace = (
+        "--arrivals closed --num-clients 2 --num-requests 6 --warm-up 1 --max-input 100 --min-output 6 --max-output 9"
+    )
+    tokens = "--first-token-id 3 --last-token-id 300"
+    assert replay(["--url", stack.url, "--out", str(out), *trace.split(), *tokens.split()]) == 0
+    result = json.loads(out.read_text())
+    overall, server = result["report"]["overall"], result["server"]
+    assert 0 < overall["kv_bytes"] == server["kv_bytes_moved"]
+    assert overall["exposed_transfer_ms"]["count"] == overall["num_completed"] == 6
+    assert server["peak_memory_bytes"].keys() == {"gateway", "prefill-0", "decode-0"}
 
 
 def test_a_repeated_prompt_is_a_prefix_hit_and_counts_as_one(stack: StackProcess) -> None:

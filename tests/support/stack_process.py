@@ -28,10 +28,11 @@ class StackProcess:
     client: httpx.Client
     num_blocks: dict[str, float] = field(default_factory=dict)  # free blocks of each worker before the first request
 
-    def complete(self, prompt: Any, **parameters: Any) -> dict[str, Any]:
+    def complete(self, prompt: Any, headers: dict[str, str] | None = None, **parameters: Any) -> dict[str, Any]:
         """One completion, not streamed; the body, whatever the status."""
         model = self.client.get("/v1/models").json()["data"][0]["id"]
-        response = self.client.post("/v1/completions", json={"model": model, "prompt": prompt, **parameters})
+        body = {"model": model, "prompt": prompt, **parameters}
+        response = self.client.post("/v1/completions", json=body, headers=headers)
         return {"status": response.status_code, "headers": response.headers, **response.json()}
 
     def workers(self) -> dict[str, dict[str, float]]:

@@ -1,5 +1,6 @@
 """Figures by hand, /metrics before and after, refusals, and the page."""
 
+from dataclasses import replace
 from xml.etree import ElementTree
 
 import pytest
@@ -24,6 +25,7 @@ def failed(outcome: Outcome, error: str | None, ended: float = 1.0) -> RequestRe
 
 
 FAST = completed(0.0, [0.1, 0.2, 0.4], num_cached_tokens=64)
+FAST.kv_bytes, FAST.exposed_transfer_s = 1000, 0.25
 SLOW = completed(1.0, [2.5, 3.0], sent=1.25, num_input_tokens=600, num_reported_tokens=6)
 CANCELLED = RequestRecord(100, 2.0, 2.0, event_times_s=[3.0, 4.0], ended_s=4.0, outcome=Outcome.CANCELLED)
 FAILED = failed(Outcome.FAILED, "status_503")
@@ -47,7 +49,8 @@ def test_figures_by_hand() -> None:
     assert overall["requests_per_s"] == 2 / 4
     assert overall["goodput_requests_per_s"] == 1 / 4  # SLOW's TTFT is 1.5 s
     assert overall["objectives_met_share"] == 1 / 3  # the cancelled one asked for nothing more
-    assert overall["num_cached_tokens"] == 64
+    assert (overall["num_cached_tokens"], overall["kv_bytes"]) == (64, 1000)
+    assert overall["exposed_transfer_ms"]["max"] == 250
     assert overall["errors"] == {"status_503": 1}
     # 3.6 an hour is 0.001 a second: 0.004 for 11 tokens.
     assert overall["cost_per_million_output_tokens"] == pytest.approx(0.004 / 11 * 1e6)
@@ -55,7 +58,7 @@ def test_figures_by_hand() -> None:
     assert overall["queue_ms"]["max"] == pytest.approx(250)
     assert overall["tpot_ms"]["p50"] == pytest.approx((150 + 100) / 2)  # SLOW: 0.5 s over five more tokens
     assert overall["inter_token_ms"]["count"] == 3
-    assert buckets["513-2048"]["num_cached_tokens"] is None
+    assert buckets["513-2048"]["num_cached_tokens"] is buckets["513-2048"]["kv_bytes"] is None
     assert buckets["513-2048"]["output_tokens_per_s"] + buckets["0-512"]["output_tokens_per_s"] == 11 / 4
 
 
@@ -76,6 +79,11 @@ twostroke_worker_info{{worker="{worker}",role="prefill",backend="cpu, AVX-512",i
 # TYPE twostroke_worker_ready gauge
 twostroke_worker_ready{{worker="{worker}",role="prefill"}} 1.0
 twostroke_worker_ready{{worker="decode-0",role="decode"}} 1.0
+# TYPE twostroke_gateway_peak_memory_bytes gauge
+twostroke_gateway_peak_memory_bytes 70.0
+# TYPE twostroke_worker_peak_memory_bytes gauge
+twostroke_worker_peak_memory_bytes{{worker="{worker}",role="prefill"}} 500.0
+twostroke_worker_peak_memory_bytes{{worker="decode-0",role="decode"}} 0.0
 # TYPE twostroke_worker_kv_bytes_moved counter
 twostroke_worker_kv_bytes_moved_total{{worker="{worker}",role="prefill"}} {kv_bytes}
 twostroke_worker_kv_bytes_moved_total{{worker="decode-0",role="decode"}} {kv_bytes}
@@ -90,7 +98,17 @@ twostroke_fallbacks_total{{reason="b"}} {cached}
 
 
 def test_the_server_s_totals_are_compared() -> None:
-    assert change(exposition(10, 1), exposition(30, 4)) == ServerChange(1, 20, 3, 3, 6, ("cpu, AVX-512",), ())
+    assert change(exposition(10, 1), exposition(30, 4)) == ServerChange(
+        num_prefill_workers=1,
+        num_decode_workers=1,
+        kv_bytes_moved=20,
+        cached_prompt_tokens=3,
+        cached_tokens=3,
+        num_fallbacks=6,
+        backends=("cpu, AVX-512",),
+        peak_memory_bytes={"gateway": 70, "prefill-0": 500},
+        restarted=(),
+    )
     assert change("# TYPE x gauge\nx 1.0\n", exposition(30, 4)) is None
 
 
@@ -118,7 +136,9 @@ def refused(
 
 
 def test_what_happened_may_be_reported() -> None:
-    moved, monolith = change(exposition(10, 1), exposition(30, 4)), ServerChange(0, 0, 0, 0, 0, (), ())
+    moved = change(exposition(10, 1), exposition(30, 4))
+    assert moved is not None
+    monolith = replace(moved, num_prefill_workers=0, kv_bytes_moved=0)
     assert refused([FAST, CANCELLED], [FAST]) == ""
     assert refused([FAST], [FAST], server=moved) == ""
     assert refused([FAST], [], State.COLD, monolith) == ""
@@ -141,6 +161,7 @@ def test_the_page_stands_alone_and_escapes() -> None:
     report = make_report([FAST, SLOW, FAILED], Objectives(), Price())
     result = {
         "model": "<script>alert(1)</script>",
+        "promise": {"exact": True},
         "state": "warm",
         "trace": {"digest": "ab"},
         "report": report,

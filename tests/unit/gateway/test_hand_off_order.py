@@ -9,7 +9,7 @@ from common.pb.decode_pb2 import GenerateEvent, GenerateStats
 from common.pb.prefill_pb2 import FirstToken, HandedOff, PrefillEvent
 from common.pb.types_pb2 import FINISH_REASON_LENGTH, FINISH_REASON_UNSPECIFIED, OutputToken
 from common.sampling import FinishReason
-from gateway.generation import RequestTimes
+from gateway.generation import KVTransfer, RequestTimes
 from gateway.hand_off import HandOff, LegFailed
 from gateway.legs import LegEnd, Outcome
 from gateway.placement import Role
@@ -18,13 +18,13 @@ FIRST = PrefillEvent(first_token=FirstToken(token=OutputToken(token_id=1), num_c
 HANDED_OFF = PrefillEvent(handed_off=HandedOff(num_blocks_pushed=3))
 
 
-def tokens(*token_ids: int, is_last: bool = False, cached: int | None = None) -> GenerateEvent:
+def tokens(*token_ids: int, is_last: bool = False, cached: int | None = None, queue_s: float = 0.25) -> GenerateEvent:
     event = GenerateEvent(
         tokens=[OutputToken(token_id=token_id) for token_id in token_ids],
         finish_reason=FINISH_REASON_LENGTH if is_last else FINISH_REASON_UNSPECIFIED,
     )
     if cached is not None:
-        event.stats.CopyFrom(GenerateStats(num_cached_tokens=cached, queue_s=0.25, prefill_s=0.5))
+        event.stats.CopyFrom(GenerateStats(num_cached_tokens=cached, queue_s=queue_s, prefill_s=0.5))
     return event
 
 
@@ -55,7 +55,8 @@ def ticking() -> Callable[[], float]:
 
 def make(*outcomes: Outcome | tuple[Role, Outcome], has_prefill: bool = True) -> tuple[HandOff, RequestTimes]:
     times = RequestTimes()
-    return HandOff(ScriptedLegs(*outcomes), times, ticking(), has_prefill=has_prefill), times  # type: ignore[arg-type]
+    legs, transfer = ScriptedLegs(*outcomes), KVTransfer()
+    return HandOff(legs, times, transfer, ticking(), has_prefill=has_prefill), times  # type: ignore[arg-type]
 
 
 async def read(hand_off: HandOff) -> list[int]:
@@ -94,6 +95,27 @@ async def test_the_client_sees_one_order(outcomes: tuple[Outcome | tuple[Role, O
     assert await read(hand_off) == [1, 2, 3, 4]
     assert hand_off.num_cached_tokens == 16, "what was transferred is no cache hit"
     assert times.first_token > 0
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "transfer"),
+    [
+        # The clock ticks once a look: at the first token twice, then at decode's first event, 0.75 s after its commit.
+        ((FIRST, tokens(2, cached=0), tokens(3, 4, is_last=True, cached=0)), KVTransfer(3000, 0.25)),
+        ((FIRST, HANDED_OFF, tokens(2, 3, 4, is_last=True, cached=0)), KVTransfer(3000, 0.25)),
+        ((tokens(2, cached=0), FIRST, tokens(3, 4, is_last=True)), KVTransfer(3000, 0.25)),
+        ((FIRST, tokens(2, cached=0, queue_s=9.0), tokens(3, 4, is_last=True)), KVTransfer(3000, 0.0)),
+        ((FIRST, HANDED_OFF, tokens(2, 3, 4, is_last=True)), KVTransfer(None, None)),
+    ],
+)
+async def test_what_the_client_waited_for_the_transfer(
+    outcomes: tuple[Outcome | tuple[Role, Outcome], ...], transfer: KVTransfer
+) -> None:
+    seen = KVTransfer()
+    hand_off = HandOff(ScriptedLegs(*outcomes), RequestTimes(), seen, ticking(), has_prefill=True)  # type: ignore[arg-type]
+    hand_off.kv_bytes = 3000
+    await read(hand_off)
+    assert seen == transfer
 
 
 FAILURES: list[tuple[tuple[Outcome | tuple[Role, Outcome], ...], Role, type[TwostrokeError]]] = [

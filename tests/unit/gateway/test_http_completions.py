@@ -121,6 +121,30 @@ async def test_usage_at_the_end_of_a_stream() -> None:
     assert last["usage"] == whole["usage"]
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_clients_that_ask_are_told_what_moving_the_kv_cost(stream: bool) -> None:
+    def script(generation: Generation) -> list[Step]:
+        if len(gateway.dispatcher.generations) < 3:
+            generation.transfer.add(1000, 0.25 * len(gateway.dispatcher.generations))
+        return [TokenDelta(tokens_of([5, 6]), FinishReason.LENGTH)]
+
+    async def told(headers: dict[str, str]) -> dict[str, object] | None:
+        options = {"stream": True, "stream_options": {"include_usage": True}} if stream else {}
+        response = await gateway.complete(headers, prompt=[[5, 6], [7, 8]], **options)
+        usage = (chunks_of(response)[-1] if stream else response.json())["usage"]
+        found: dict[str, object] | None = usage.get("twostroke")
+        return found
+
+    gateway = TestGateway(script)
+    assert await told({"x-twostroke-usage": "transfer"}) == {"kv_bytes": 2000, "exposed_transfer_ms": 500}
+    assert await told({"x-twostroke-usage": "transfer"}) == {"kv_bytes": None, "exposed_transfer_ms": None}
+    assert await told({}) is None
+    assert gateway.registry.get_sample_value("twostroke_exposed_transfer_seconds_count") == 2
+    response = await gateway.complete({"x-twostroke-usage": "all"})
+    assert response.status_code == 400
+    assert "x-twostroke-usage is 'all'" in response.json()["error"]["message"]
+
+
 async def test_max_tokens_ends_with_length() -> None:
     gateway = TestGateway(says(TOKENIZER, "Hello, world!"))
     body = (await gateway.complete(max_tokens=3)).json()

@@ -1,0 +1,1 @@
+"""Two sides of a comparison in, one card out: what changed, what it did, and whether to adopt it."""
