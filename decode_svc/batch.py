@@ -1,15 +1,14 @@
 """A step's decision as what the runner and the sampler take, and back: which rows belong to whom."""
 
 from collections.abc import Sequence as Rows
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from common.model.batch import ScheduledTokens
 from common.model.sampler import SampleRow
 from decode_svc.scheduler import ScheduledSequence
 
 
-@dataclass(frozen=True, slots=True)
-class RowRange:
+class RowRange(NamedTuple):
     """Rows [start, end) of the step's logits belong to one scheduled sequence."""
 
     start: int
@@ -20,7 +19,7 @@ def scheduled_tokens(entry: ScheduledSequence) -> ScheduledTokens:
     sequence = entry.sequence
     tokens = sequence.tokens(entry.start, entry.start + entry.num_tokens)
     return ScheduledTokens(
-        token_ids=[*tokens, *entry.draft_token_ids],
+        token_ids=[*tokens, *entry.draft_token_ids] if entry.draft_token_ids else tokens,
         start=entry.start,
         block_ids=sequence.table.block_ids,
         num_logits=_num_rows(entry),
@@ -43,6 +42,8 @@ def sample_rows(entry: ScheduledSequence) -> list[SampleRow]:
     if not entry.samples:
         return []
     num_output = len(sequence.output_token_ids)
+    if not entry.draft_token_ids:  # the usual case copies no history
+        return [SampleRow(sequence.sampling, num_output, sequence.prompt_token_ids, sequence.output_token_ids)]
     return [
         SampleRow(
             params=sequence.sampling,

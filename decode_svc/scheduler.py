@@ -7,6 +7,7 @@ computed again later (most of its full blocks can then be found by their names).
 
 from collections import deque
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from common.errors import BadRequest, NoRoom
 from common.kv.block_hash import block_hash, block_hashes
@@ -24,19 +25,14 @@ class SchedulerLimits:
     preemption_shield_tokens: int  # a sequence with this many generated tokens is preempted only as the last one
 
 
-@dataclass(frozen=True, slots=True)
-class ScheduledSequence:
+class ScheduledSequence(NamedTuple):
     """Positions [start, start + num_tokens) of one sequence, then its draft tokens."""
 
     sequence: Sequence
     start: int
     num_tokens: int
     draft_token_ids: tuple[int, ...]
-
-    @property
-    def samples(self) -> bool:
-        """Whether this step reaches the sequence's end, so that a token is sampled."""
-        return self.start + self.num_tokens == self.sequence.num_tokens
+    samples: bool  # this step reaches the sequence's end, so that a token is sampled
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,8 +103,7 @@ class DecodeScheduler:
         budget = self._limits.max_num_batched_tokens
         scheduled: list[ScheduledSequence] = []
         preempted: list[Sequence] = []
-        # A stable sort: decodes in order of admission, then prompts in order of admission.
-        for sequence in sorted(self._running, key=lambda s: not s.is_decoding):
+        for sequence in self._decodes_first():
             if budget == 0:
                 break
             if sequence.state is not SequenceState.RUNNING:
@@ -120,7 +115,8 @@ class DecodeScheduler:
         while budget > 0 and self._waiting and not preempted and self._admit(self._waiting[0]):
             sequence = self._waiting.popleft()
             num_tokens = min(budget, sequence.num_remaining_tokens)
-            scheduled.append(ScheduledSequence(sequence, sequence.num_computed_tokens, num_tokens, ()))
+            samples = num_tokens == sequence.num_remaining_tokens
+            scheduled.append(ScheduledSequence(sequence, sequence.num_computed_tokens, num_tokens, (), samples))
             budget -= num_tokens
         for entry in scheduled:
             entry.sequence.started_s = entry.sequence.started_s or now_s
@@ -159,6 +155,14 @@ class DecodeScheduler:
         for sequence in self._waiting:
             assert not sequence.table.block_ids, f"{sequence.request_id} waits and holds blocks"
 
+    def _decodes_first(self) -> list[Sequence]:
+        """Running sequences: decodes in order of admission, then prompts in order of admission."""
+        decodes: list[Sequence] = []
+        prompts: list[Sequence] = []
+        for sequence in self._running:
+            (decodes if sequence.is_decoding else prompts).append(sequence)
+        return decodes + prompts
+
     def _num_blocks(self, num_tokens: int) -> int:
         return -(-num_tokens // self._limits.block_size)
 
@@ -166,9 +170,10 @@ class DecodeScheduler:
         self, sequence: Sequence, budget: int, scheduled: list[ScheduledSequence], preempted: list[Sequence]
     ) -> ScheduledSequence | None:
         """Finds blocks for as many of the sequence's tokens as the budget allows, preempting others if it must."""
-        num_tokens = min(budget, sequence.num_remaining_tokens)
-        drafts = sequence.draft_token_ids[: budget - num_tokens] if num_tokens == sequence.num_remaining_tokens else ()
-        start = sequence.num_computed_tokens
+        remaining, start = sequence.num_remaining_tokens, sequence.num_computed_tokens
+        num_tokens = min(budget, remaining)
+        samples = num_tokens == remaining
+        drafts = sequence.draft_token_ids[: budget - num_tokens] if samples else ()
         # Draft tokens are worth a free block, never another sequence's.
         if drafts and not self._grow(sequence, start + num_tokens + len(drafts)):
             drafts = ()
@@ -180,7 +185,7 @@ class DecodeScheduler:
             preempted.append(victim)
             if victim is sequence:
                 return None
-        return ScheduledSequence(sequence, start, num_tokens, tuple(drafts))
+        return ScheduledSequence(sequence, start, num_tokens, drafts, samples)
 
     def _grow(self, sequence: Sequence, num_tokens: int) -> bool:
         missing = self._num_blocks(num_tokens) - len(sequence.table.block_ids)

@@ -73,6 +73,8 @@ class Sequence:
     def tokens(self, start: int, end: int) -> list[int]:
         """Tokens at positions [start, end), prompt and output."""
         num_prompt = len(self.prompt_token_ids)
+        if start >= num_prompt:
+            return self.output_token_ids[start - num_prompt : end - num_prompt]
         return [
             *self.prompt_token_ids[start:end],
             *self.output_token_ids[max(0, start - num_prompt) : max(0, end - num_prompt)],

@@ -69,4 +69,6 @@ class Step(Protocol):
 
 @runtime_checkable
 class StepCompiler(Protocol):
+    product_description: str  # names the instructions of its integer products
+
     def compile_step(self, model: StepModel) -> Step: ...

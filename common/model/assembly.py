@@ -15,7 +15,6 @@ from common.model.batch import ScheduledTokens
 from common.model.compiled_transformer import CompiledTransformer
 from common.model.config import ModelConfig
 from common.model.identity import fingerprint
-from common.model.int8_product import product_description
 from common.model.linear import Numerics, exactness
 from common.model.loading import prepare_model
 from common.model.model_cache import Progress
@@ -132,12 +131,13 @@ def load_transformer(
     as a whole where the backend can."""
     if numerics is Numerics.REFERENCE:
         return Transformer(prepared.config, load_weights(prepared, device), ops, device, numerics, max_model_len)
-    progress(f"int8 products: {product_description(device)}")
     rotated = load_quantized(prepared, cache_dir, device, progress)
     for reason in rotated.skipped:
         progress(f"not rotated: {reason}")
     if isinstance(ops, StepCompiler):
+        progress(f"products: {ops.product_description}")
         return CompiledTransformer(rotated.config, rotated.weights, ops, max_model_len, rotated.down_block)
+    progress("products: fp32 products of integers, for this backend has none of its own")
     return Transformer(rotated.config, rotated.weights, ops, device, numerics, max_model_len, rotated.down_block)
 
 

@@ -2,14 +2,17 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from kernels.batch import AttentionBatch
 
 
-@dataclass(frozen=True, slots=True)
-class ScheduledTokens:
+class ScheduledTokens(NamedTuple):
     """New tokens of one sequence in a step: `token_ids` at positions `start`, `start + 1`, ..."""
 
     token_ids: Sequence[int]
@@ -28,37 +31,40 @@ class ForwardBatch:
 
 def build_batch(scheduled: Sequence[ScheduledTokens], block_size: int, device: torch.device) -> ForwardBatch:
     """Lays the sequences end to end, in the given order. Precondition: each has at least one token."""
-    token_ids: list[int] = []
-    positions: list[int] = []
-    slots: list[int] = []
-    logit_rows: list[int] = []
-    query_start = [0]
-    for entry in scheduled:
-        end = entry.start + len(entry.token_ids)
-        token_ids.extend(entry.token_ids)
-        positions.extend(range(entry.start, end))
-        slots.extend(entry.block_ids[p // block_size] * block_size + p % block_size for p in range(entry.start, end))
-        logit_rows.extend(range(len(token_ids) - entry.num_logits, len(token_ids)))
-        query_start.append(len(token_ids))
-    context_lens = [entry.start + len(entry.token_ids) for entry in scheduled]
+    lengths = np.array([len(entry.token_ids) for entry in scheduled], np.int64)
+    starts = np.array([entry.start for entry in scheduled], np.int64)
+    ends = np.cumsum(lengths)
+    context_lens = starts + lengths
+    of_sequence = np.repeat(np.arange(len(scheduled)), lengths)
+    positions = np.arange(ends[-1]) + np.repeat(context_lens - ends, lengths)
+    tables = _block_tables(scheduled, -(-context_lens // block_size))
+    slots = tables[of_sequence, positions // block_size].astype(np.int64) * block_size + positions % block_size
+    num_logits = [entry.num_logits for entry in scheduled]
+    logit_rows = [row for end, count in zip(ends.tolist(), num_logits, strict=True) for row in range(end - count, end)]
+    token_ids = np.fromiter(chain.from_iterable(entry.token_ids for entry in scheduled), np.int64, int(ends[-1]))
+
+    def tensor(array: NDArray[Any], dtype: torch.dtype) -> torch.Tensor:
+        return torch.from_numpy(array).to(device=device, dtype=dtype)
+
     attention = AttentionBatch(
-        query_start=torch.tensor(query_start, dtype=torch.int32, device=device),
-        context_lens=torch.tensor(context_lens, dtype=torch.int32, device=device),
-        block_tables=_block_tables(scheduled, block_size, device),
-        slot_mapping=torch.tensor(slots, dtype=torch.int64, device=device),
-        max_query_len=max(len(entry.token_ids) for entry in scheduled),
-        max_context_len=max(context_lens),
+        query_start=tensor(np.concatenate(([0], ends)), torch.int32),
+        context_lens=tensor(context_lens, torch.int32),
+        block_tables=tensor(tables, torch.int32),
+        slot_mapping=tensor(slots, torch.int64),
+        max_query_len=int(lengths.max()),
+        max_context_len=int(context_lens.max()),
     )
     return ForwardBatch(
-        token_ids=torch.tensor(token_ids, dtype=torch.int64, device=device),
-        positions=torch.tensor(positions, dtype=torch.int64, device=device),
+        token_ids=tensor(token_ids, torch.int64),
+        positions=tensor(positions, torch.int64),
         logit_rows=torch.tensor(logit_rows, dtype=torch.int64, device=device),
         attention=attention,
     )
 
 
-def _block_tables(scheduled: Sequence[ScheduledTokens], block_size: int, device: torch.device) -> torch.Tensor:
-    used = [-(-(entry.start + len(entry.token_ids)) // block_size) for entry in scheduled]
-    width = max(used)
-    rows = [[*entry.block_ids[:count], *([0] * (width - count))] for entry, count in zip(scheduled, used, strict=True)]
-    return torch.tensor(rows, dtype=torch.int32, device=device)
+def _block_tables(scheduled: Sequence[ScheduledTokens], used: NDArray[np.int64]) -> NDArray[np.int32]:
+    """[S, most blocks used], zeros past a sequence's `used` [S] blocks."""
+    tables = np.zeros((len(scheduled), int(used.max())), np.int32)
+    ids = chain.from_iterable(entry.block_ids[:count] for entry, count in zip(scheduled, used.tolist(), strict=True))
+    tables[np.arange(tables.shape[1]) < used[:, None]] = np.fromiter(ids, np.int32, int(used.sum()))
+    return tables

@@ -10,7 +10,7 @@ from typing import Protocol, TypeAlias
 import torch
 import torch.nn.functional as F
 
-from common.model.int8_product import Int8Product, QuantizedWeight, make_int8_product, quantize_weight
+from common.model.int8_product import Int8Product, QuantizedWeight, quantize_weight
 from kernels.contract import Ops
 from kernels.quantized import QuantizedRows, RowQuantizer, hadamard, row_quantizer
 
@@ -144,7 +144,7 @@ def _int8_product(weights: LinearWeights, norm: Norm | None = None) -> Int8Produ
     weight = weights.weight
     if not isinstance(weight, QuantizedWeight):
         weight = quantize_weight(weight if norm is None else weight * norm.weight)
-    return make_int8_product(weight)
+    return Int8Product(weight)
 
 
 def _scaled(product: Int8Product, rows: QuantizedRows, bias: torch.Tensor | None) -> torch.Tensor:

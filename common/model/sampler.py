@@ -18,6 +18,7 @@ T = 0 takes the largest l after step 2, among equals the lowest id: no filter wo
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -29,8 +30,7 @@ from common.sampling import OutputToken, SamplingParams
 _LOGIT_LIMIT = 1e300  # where a repetition penalty near 0 would overflow
 
 
-@dataclass(frozen=True, slots=True)
-class SampleRow:
+class SampleRow(NamedTuple):
     """How one row of logits becomes a token.
 
     `output_position` 0 is the request's first output token. `output_token_ids` are all output tokens before this

@@ -10,7 +10,7 @@ from kernels.cpu.int8_pack import PackedWeight
 from kernels.cpu.int8_product import Product
 
 # A task's panels are whole blocks of every kernel, so that none does work for panels that are not its own.
-_BLOCK_PANELS = 12
+_BLOCK_PANELS = 6
 _SERIAL_BYTES = 1 << 20  # of weights; as long as a helper takes to come
 _ROWS_LIKE_ONE = 16  # up to here the weights' way from memory is the cost
 _TASKS_PER_THREAD = 4

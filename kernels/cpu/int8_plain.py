@@ -8,8 +8,8 @@ from kernels.cpu.int8_tiles import PLAIN, Shape, dot_tile
 from kernels.cpu.simd import LANES
 
 _MANY_ROWS = 2
-_tile_1 = dot_tile(Shape(rows=1, panels=1, splits=1, unroll=1, ahead=0), PLAIN)
-_tile_2 = dot_tile(Shape(rows=_MANY_ROWS, panels=1, splits=1, unroll=1, ahead=0), PLAIN)
+_tile_1 = dot_tile(Shape(rows=1, panels=1, splits=1, unroll=1), PLAIN)
+_tile_2 = dot_tile(Shape(rows=_MANY_ROWS, panels=1, splits=1, unroll=1), PLAIN)
 _sums_memory = stack_words(_MANY_ROWS * LANES)
 
 
@@ -23,9 +23,9 @@ def multiply_with_plain_vectors(product: Product, first_panel: int, end_panel: i
             num_rows = min(_MANY_ROWS, product.num_rows - row)
             rows = simd.bytes_unsigned(product.rows + row * stride)
             if num_rows == _MANY_ROWS:
-                _tile_2(rows, stride, num_rows, weights, panel_stride, 1, depth, sums)
+                _tile_2(rows, stride, num_rows, weights, panel_stride, 1, depth, panel_stride, sums)
             else:
-                _tile_1(rows, stride, num_rows, weights, panel_stride, 1, depth, sums)
+                _tile_1(rows, stride, num_rows, weights, panel_stride, 1, depth, panel_stride, sums)
             write_results(product, sums, 0, LANES, row, num_rows, panel, 1)
 
 

@@ -10,8 +10,9 @@ from numba import types
 from numba.core import cgutils
 
 from kernels.cpu import simd
-from kernels.cpu.compiling import compiled, intrinsic
+from kernels.cpu.compiling import compiled, inlined, intrinsic
 from kernels.cpu.int8_product import Product
+from kernels.cpu.int8_tiles import prefetch
 from kernels.cpu.simd import I32, LANES, VECTOR, WORDS, index
 
 
@@ -68,32 +69,77 @@ def write_results(
 
     May destroy `sums`.
     """
-    row_scales, scales = simd.floats(product.row_scales), simd.floats(product.scales)
-    corrections, bias = simd.ints32(product.corrections), simd.floats(product.bias)
-    for r in range(num_rows):
-        row = first_row + r
-        output = simd.floats(product.output + 4 * row * product.output_stride)
-        for p in range(num_panels):
-            at, n = sums_at + r * sums_width + p * LANES, (first_panel + p) * LANES
-            value = simd.multiply(corrected(sums, at, corrections, n), simd.load(scales, n))
-            if product.row_scales:
-                value = simd.multiply(value, simd.splat(row_scales[row]))
-            if product.bias:
-                value = simd.add(value, simd.load(bias, n))
-            if n + LANES <= product.num_outputs:
-                if product.is_added:
-                    value = simd.add(simd.load(output, n), value)
-                simd.store(output, n, value)
-            else:
-                _write_tail(as_floats(sums), at, value, output, n, product)
+    for p in range(num_panels):
+        panel_sums_at = sums_at + p * LANES
+        if (first_panel + p + 1) * LANES > product.num_outputs:
+            _write_last_panel(product, sums, panel_sums_at, sums_width, first_row, num_rows, first_panel + p)
+        elif product.is_added:
+            _write_panel(product, sums, panel_sums_at, sums_width, first_row, num_rows, first_panel + p, True)
+        else:
+            _write_panel(product, sums, panel_sums_at, sums_width, first_row, num_rows, first_panel + p, False)
+
+
+@inlined
+def _scaled(product: Product, sums: Any, at: int, row: int, n: int) -> Any:
+    value = simd.multiply(
+        corrected(sums, at, simd.ints32(product.corrections), n), simd.load(simd.floats(product.scales), n)
+    )
+    if product.row_scales:
+        value = simd.multiply(value, simd.splat(simd.floats(product.row_scales)[row]))
+    if product.bias:
+        value = simd.add(value, simd.load(simd.floats(product.bias), n))
+    return value
 
 
 @compiled
-def _write_tail(scratch: Any, at: int, value: Any, output: Any, n: int, product: Product) -> None:
-    """The outputs of the last panel that are there."""
-    simd.store(scratch, at, value)
-    for i in range(product.num_outputs - n):
-        if product.is_added:
-            output[n + i] = output[n + i] + scratch[at + i]
-        else:
-            output[n + i] = scratch[at + i]
+def _write_panel(
+    product: Product,
+    sums: Any,
+    sums_at: int,
+    sums_width: int,
+    first_row: int,
+    num_rows: int,
+    panel: int,
+    is_added: bool,
+) -> None:
+    n = panel * LANES
+    output = simd.floats(product.output + 4 * first_row * product.output_stride)
+    for r in range(num_rows):
+        value = _scaled(product, sums, sums_at + r * sums_width, first_row + r, n)
+        at = r * product.output_stride + n
+        if is_added:
+            value = simd.add(simd.load(output, at), value)
+        simd.store(output, at, value)
+
+
+@compiled
+def _write_last_panel(
+    product: Product, sums: Any, sums_at: int, sums_width: int, first_row: int, num_rows: int, panel: int
+) -> None:
+    """As far as it has outputs."""
+    n, scratch = panel * LANES, as_floats(sums)
+    for r in range(num_rows):
+        at = sums_at + r * sums_width
+        simd.store(scratch, at, _scaled(product, sums, at, first_row + r, n))
+        output = simd.floats(product.output + 4 * (first_row + r) * product.output_stride)
+        for i in range(n, product.num_outputs):
+            output[i] = output[i] + scratch[at + i - n] if product.is_added else scratch[at + i - n]
+
+
+@intrinsic
+def expect_writes(typing: Any, output: Any, at: Any) -> Any:
+    """Has a line of memory brought near for writing."""
+
+    def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        prefetch(builder, builder.gep(args[0], [args[1]]), is_write=True)
+        return context.get_dummy_value()
+
+    return types.void(output, types.int64), emit
+
+
+@compiled
+def expect_results(product: Product, first_row: int, num_rows: int, panel: int, num_panels: int) -> None:
+    output = simd.floats(product.output + 4 * first_row * product.output_stride)
+    for r in range(num_rows):
+        for p in range(num_panels):
+            expect_writes(output, r * product.output_stride + (panel + p) * LANES)

@@ -34,24 +34,24 @@ class Shape(NamedTuple):
     panels: int
     splits: int  # sums of their own for each of so many neighbouring words, where one chain of additions is too slow
     unroll: int  # words (four inputs) in one turn of the loop; divides 16
-    ahead: int  # bytes by which weights are fetched before they are used; 0: not
 
 
 def dot_tile(shape: Shape, unit: DotUnit) -> Any:
     """An intrinsic: sums[r, p, n] = sum over k of rows[r, k] * panels[p, k // 4, n, k % 4], mod 2^32.
 
     Arguments: rows (uint8 pointer), their stride in bytes, how many there are; panels (int8 pointer), the stride in
-    bytes, how many; depth (a positive multiple of 64); sums (int32 pointer, [shape.rows, shape.panels, 16]). Where
-    there are fewer rows or panels than the shape's, the last one stands in for those missing.
+    bytes, how many; depth (a positive multiple of 64); how many bytes ahead of its use a weight is fetched; sums (int32
+    pointer, [shape.rows, shape.panels, 16]). Where there are fewer rows or panels than the shape's, the last one stands
+    in for those missing.
     """
 
     @intrinsic
     def tile(
         typing: Any, rows: Any, row_stride: Any, num_rows: Any, panels: Any, panel_stride: Any, num_panels: Any,
-        depth: Any, sums: Any,
+        depth: Any, ahead: Any, sums: Any,
     ) -> Any:  # fmt: skip
         i = types.int64
-        return types.void(rows, i, i, panels, i, i, i, sums), lambda context, builder, signature, args: _emit(
+        return types.void(rows, i, i, panels, i, i, i, i, sums), lambda context, builder, signature, args: _emit(
             context, builder, args, shape, unit
         )
 
@@ -59,7 +59,7 @@ def dot_tile(shape: Shape, unit: DotUnit) -> Any:
 
 
 def _emit(context: Any, builder: Any, args: Any, shape: Shape, unit: DotUnit) -> Any:
-    rows, row_stride, num_rows, panels, panel_stride, num_panels, depth, sums = args
+    rows, row_stride, num_rows, panels, panel_stride, num_panels, depth, ahead, sums = args
     row_starts = clamped(builder, rows, row_stride, num_rows, shape.rows)
     panel_starts = clamped(builder, panels, panel_stride, num_panels, shape.panels)
     places = [(r, p, s) for r in range(shape.rows) for p in range(shape.panels) for s in range(shape.splits)]
@@ -72,7 +72,7 @@ def _emit(context: Any, builder: Any, args: Any, shape: Shape, unit: DotUnit) ->
     running = dict(phis)
     panel_at = builder.mul(k, index(LINE // _WORD))
     for word in range(shape.unroll):
-        _emit_word(builder, word, (k, panel_at), (row_starts, panel_starts), running, shape, unit)
+        _emit_word(builder, word, (k, panel_at, ahead), (row_starts, panel_starts), running, shape, unit)
     k_next = builder.add(k, index(_WORD * shape.unroll))
     builder.cbranch(builder.icmp_signed("<", k_next, depth), loop, after)
     for phi, start, step in [(k, index(0), k_next), *((phis[p], unit.zero, running[p]) for p in places)]:
@@ -91,12 +91,11 @@ def _emit(context: Any, builder: Any, args: Any, shape: Shape, unit: DotUnit) ->
 
 
 def _emit_word(builder: Any, word: int, at: Any, starts: Any, running: Any, shape: Shape, unit: DotUnit) -> None:
-    (k, panel_at), (row_starts, panel_starts) = at, starts
+    (k, panel_at, ahead), (row_starts, panel_starts) = at, starts
     weights = []
     for start in panel_starts:
         line = builder.gep(builder.gep(start, [panel_at]), [index(LINE * word)])
-        if shape.ahead:
-            prefetch(builder, builder.gep(line, [index(shape.ahead)]))
+        prefetch(builder, builder.gep(line, [ahead]))
         weights.append(unit.weights(builder, line))
     for r, start in enumerate(row_starts):
         inputs = unit.inputs(builder, builder.gep(builder.gep(start, [k]), [index(_WORD * word)]))
@@ -114,11 +113,12 @@ def clamped(builder: Any, start: Any, stride: Any, count: Any, size: int) -> lis
     return [builder.gep(start, [builder.mul(number, stride)]) for number in numbers]
 
 
-def prefetch(builder: Any, pointer: Any) -> None:
+def prefetch(builder: Any, pointer: Any, is_write: bool = False) -> None:
+    """To the second cache, for what is read much later; to the first for what is soon written. Any address will do."""
     function = cgutils.get_or_insert_function(
         builder.module, ir.FunctionType(ir.VoidType(), [pointer.type, I32, I32, I32]), "llvm.prefetch.p0"
     )
-    builder.call(function, [pointer, I32(0), I32(3), I32(1)])
+    builder.call(function, [pointer, I32(int(is_write)), I32(3 if is_write else 2), I32(1)])
 
 
 def _vnni_add_products(builder: Any, sums: Any, inputs: Any, weights: Any) -> Any:

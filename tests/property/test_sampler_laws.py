@@ -61,15 +61,15 @@ def test_a_row_does_not_depend_on_the_others(batch: list[tuple[list[float], Samp
 @given(logit_rows, sample_rows)
 @settings(max_examples=100, deadline=None)
 def test_temperature_zero_is_the_arg_max_after_penalties(logits: list[float], row: SampleRow) -> None:
-    greedy = replace(row, params=replace(row.params, temperature=0.0))
+    greedy = row._replace(params=replace(row.params, temperature=0.0))
     assert sample(torch.tensor([logits]), [greedy])[0].token_id == int(np.argmax(plain_adjusted(logits, row)))
 
 
 @given(logit_rows, sample_rows, st.sampled_from([{"top_k": 1}, {"min_p": 1.0, "top_k": 1}, {"top_p": 1e-12}]))
 @settings(max_examples=100, deadline=None)
 def test_one_candidate_is_the_greedy_choice(logits: list[float], row: SampleRow, narrow: dict[str, float]) -> None:
-    one = replace(row, params=replace(row.params, temperature=1.0, **narrow))
-    greedy = replace(row, params=replace(row.params, temperature=0.0))
+    one = row._replace(params=replace(row.params, temperature=1.0, **narrow))
+    greedy = row._replace(params=replace(row.params, temperature=0.0))
     chosen, expected = sample(torch.tensor([logits, logits]), [one, greedy])
     assert chosen.token_id == expected.token_id
 

@@ -1,6 +1,5 @@
 """The runner: rows of logits in order, and entries that met a NaN or an Inf named without harm to the others."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -60,7 +59,7 @@ class TestRows:
         torch.testing.assert_close(together.logits, apart, rtol=0, atol=1e-5)
 
     def test_none_wanted_none_given(self, tiny: tuple[ModelConfig, dict[str, torch.Tensor]]) -> None:
-        result = make_runner(*tiny).run([replace(entry, num_logits=0) for entry in ENTRIES])
+        result = make_runner(*tiny).run([entry._replace(num_logits=0) for entry in ENTRIES])
         assert result.logits.shape == (0, tiny[0].vocab_size)
         assert result.failed == (False, False, False)
 
