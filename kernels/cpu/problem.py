@@ -6,10 +6,15 @@ import numba
 import numpy as np
 
 from kernels.cpu import simd
+from kernels.cpu.byte_products import BYTE_ROWS
 from kernels.cpu.compiling import compiled
 from kernels.cpu.plan import TILE, unit_rows
 from kernels.cpu.products import MAX_ROWS
 from kernels.cpu.simd import LANES
+
+CHUNK_ROWS = 48
+"""Query rows of an INT8 layer whose scores are held at once."""
+_LINE = 16  # elements in a cache line
 
 
 class Layer(NamedTuple):
@@ -53,15 +58,14 @@ PROBLEM_FIELDS = numba.types.UniTuple(numba.types.int64, len(Problem._fields) - 
 
 
 class Scratch(NamedTuple):
-    """Pointers into one worker's memory, fp32. Per row: peak, the largest score so far; mass, the sum of exponentials
-    relative to it (by lane within a partition); output, the weighted sum of values."""
+    """Pointers into one worker's memory, fp32 unless said otherwise. Per row: peak, the largest score so far; mass, the
+    sum of exponentials relative to it (by lane within a partition); output, the weighted sum of values. An unquantized
+    layer's scores are in natural units, an INT8 layer's in binary ones, and its outputs' columns in `byte_tiles`'
+    order."""
 
-    queries: Any  # [rows, head_dim], times the softmax scale
-    keys: Any  # [head_dim, TILE]
-    values: Any  # [TILE, width]
     key_scales: Any  # [TILE]
     value_scales: Any  # [TILE]
-    scores: Any  # [MAX_ROWS, TILE]; then the weights of the values
+    scores: Any  # [chunk, TILE]; then the weights of the values
     peak: Any  # [rows]
     mass: Any  # [rows, LANES]
     output: Any  # [rows, width]
@@ -69,6 +73,21 @@ class Scratch(NamedTuple):
     total_mass: Any  # [rows]
     total_output: Any  # [rows, width]
     width: int  # head_dim rounded up to whole lanes
+    # of an unquantized layer
+    queries: Any  # [rows, head_dim], times the softmax scale
+    keys: Any  # [head_dim, TILE]
+    values: Any  # [TILE, width]
+    # of an INT8 layer; `kernels.cpu.byte_attention` says what they mean
+    query_bytes: Any  # [rows, 2, width] int8
+    query_starts: Any  # [rows] int32
+    query_factors: Any  # [rows]
+    key_words: Any  # [width / 4, TILE, 4] uint8
+    value_words: Any  # [TILE / 4, width, 4] int8
+    weight_bytes: Any  # [chunk, 2, TILE] uint8
+    products: Any  # [chunk, max(TILE, width)] int32; scores and products share their memory
+    old_factors: Any  # [chunk]
+    new_factors: Any  # [chunk]
+    zeros: Any  # [BYTE_ROWS] int32
 
 
 @compiled
@@ -80,9 +99,11 @@ def row_width(problem: Problem) -> int:
 def scratch_size(problem: Problem) -> int:
     """Elements of one worker's memory."""
     rows, width = unit_rows(problem.group_size), row_width(problem)
-    return rows * (problem.layer.head_dim + 2 * width + LANES + 3) + TILE * (
-        problem.layer.head_dim + width + 2 + MAX_ROWS
-    )
+    either = rows * (2 * width + LANES + 3) + 2 * TILE
+    if problem.layer.k_scale == 0:
+        return _LINE + either + rows * problem.layer.head_dim + TILE * (problem.layer.head_dim + width + MAX_ROWS)
+    chunk = CHUNK_ROWS * (max(TILE, width) + TILE // 2 + 2)
+    return _LINE + either + rows * (width // 2 + 2) + TILE // 2 * width + chunk + BYTE_ROWS
 
 
 @compiled
@@ -90,21 +111,29 @@ def lay_out_scratch(problem: Problem, address: int) -> Scratch:
     """Divides a worker's memory [scratch_size]. What is read before it is written is initialized: lanes of padding,
     and what a partial tile leaves of keys and scales."""
     rows, width, head_dim = unit_rows(problem.group_size), row_width(problem), problem.layer.head_dim
-    keys = address + 4 * rows * head_dim
-    values = keys + 4 * TILE * head_dim
-    key_scales = values + 4 * TILE * width
-    scores = key_scales + 4 * TILE * 2
-    peak = scores + 4 * TILE * MAX_ROWS
-    mass = peak + 4 * rows * 3
-    output = mass + 4 * rows * LANES
-    for i in range(TILE * (head_dim + width)):
-        simd.floats(keys)[i] = np.float32(0.0)
+    is_plain = problem.layer.k_scale == 0
+    line = -(-address // (4 * _LINE)) * 4 * _LINE
+    # first what whole vectors are read from, so that each lies in one cache line
+    output = line
+    mass = output + 4 * 2 * rows * width
+    key_scales = mass + 4 * rows * LANES
+    scores = key_scales + 4 * 2 * TILE
+    keys = scores + 4 * (MAX_ROWS * TILE if is_plain else CHUNK_ROWS * max(TILE, width))
+    values = keys + (4 * head_dim if is_plain else width) * TILE
+    queries = values + (4 if is_plain else 1) * width * TILE
+    weights = queries + (4 * rows * head_dim if is_plain else 2 * rows * width)
+    peak = weights + (0 if is_plain else CHUNK_ROWS * 2 * TILE)
+    factors = peak + 4 * rows * 3
+    chunk_factors = factors + 4 * rows * 2
+    if is_plain:
+        for i in range(TILE * (head_dim + width)):
+            simd.floats(keys)[i] = np.float32(0.0)
+    else:
+        for i in range(BYTE_ROWS):
+            simd.ints32(chunk_factors + 4 * 2 * CHUNK_ROWS)[i] = np.int32(0)
     for i in range(2 * TILE):
         simd.floats(key_scales)[i] = np.float32(1.0)
     return Scratch(
-        queries=simd.floats(address),
-        keys=simd.floats(keys),
-        values=simd.floats(values),
         key_scales=simd.floats(key_scales),
         value_scales=simd.floats(key_scales + 4 * TILE),
         scores=simd.floats(scores),
@@ -115,4 +144,17 @@ def lay_out_scratch(problem: Problem, address: int) -> Scratch:
         total_mass=simd.floats(peak + 4 * 2 * rows),
         total_output=simd.floats(output + 4 * rows * width),
         width=width,
+        queries=simd.floats(queries),
+        keys=simd.floats(keys),
+        values=simd.floats(values),
+        query_bytes=simd.bytes_signed(queries),
+        query_starts=simd.ints32(factors),
+        query_factors=simd.floats(factors + 4 * rows),
+        key_words=simd.bytes_unsigned(keys),
+        value_words=simd.bytes_signed(values),
+        weight_bytes=simd.bytes_unsigned(weights),
+        products=simd.ints32(scores),
+        old_factors=simd.floats(chunk_factors),
+        new_factors=simd.floats(chunk_factors + 4 * CHUNK_ROWS),
+        zeros=simd.ints32(chunk_factors + 4 * 2 * CHUNK_ROWS),
     )

@@ -78,6 +78,14 @@ def store(typing: Any, pointer: Any, at: Any, value: Any) -> Any:
 
 
 @intrinsic
+def load_words(typing: Any, pointer: Any, at: Any) -> Any:
+    """Sixteen lanes from an int32 pointer, converted to fp32, ties to even."""
+    return lanes(pointer, types.int64), lambda context, builder, signature, args: builder.sitofp(
+        builder.load(words_at(builder, args[0], args[1]), align=4), VECTOR
+    )
+
+
+@intrinsic
 def splat(typing: Any, value: Any) -> Any:
     return lanes(types.float32), lambda context, builder, signature, args: splatted(builder, args[0])
 
@@ -117,6 +125,20 @@ def zero_where_less(typing: Any, a: Any, b: Any, value: Any) -> Any:
 
 
 @intrinsic
+def keep_between(typing: Any, value: Any, other: Any, begin: Any, end: Any) -> Any:
+    """Lanes begin .. end - 1 of `value`, the rest of `other`; int32 bounds may lie outside the lanes."""
+
+    def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        value, other, begin, end = args
+        order = ir.Constant(WORDS, list(range(LANES)))
+        is_past_begin = builder.icmp_signed(">=", order, splatted_words(builder, begin))
+        is_before_end = builder.icmp_signed("<", order, splatted_words(builder, end))
+        return builder.select(builder.and_(is_past_begin, is_before_end), value, other)
+
+    return lanes(lanes, lanes, types.int32, types.int32), emit
+
+
+@intrinsic
 def fma(typing: Any, a: Any, b: Any, c: Any) -> Any:
     """a * b + c, rounded once; of lanes or of fp32 scalars."""
     kind, llvm_type = (lanes, VECTOR) if a is lanes else (types.float32, F32)
@@ -134,6 +156,17 @@ def power_of_two(typing: Any, shifted: Any) -> Any:
         return builder.bitcast(builder.shl(n, words(23)), VECTOR)
 
     return lanes(lanes), emit
+
+
+@intrinsic
+def times_power_of_two(typing: Any, value: Any, shifted: Any) -> Any:
+    """value * 2^n for `shifted` as above, value within 1/2 .. 2, -125 <= n <= 0: n is added to the exponent."""
+
+    def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        raised = builder.shl(builder.bitcast(args[1], WORDS), words(23))
+        return builder.bitcast(builder.add(builder.bitcast(args[0], WORDS), raised), VECTOR)
+
+    return lanes(lanes, lanes), emit
 
 
 @intrinsic
@@ -181,8 +214,20 @@ def lanes_at(builder: Any, pointer: Any, at: Any, offset: int = 0) -> Any:
     return builder.bitcast(builder.gep(pointer, [builder.add(at, index(offset))]), VECTOR.as_pointer())
 
 
+def words_at(builder: Any, pointer: Any, at: Any) -> Any:
+    return builder.bitcast(builder.gep(pointer, [at]), WORDS.as_pointer())
+
+
 def splatted(builder: Any, scalar: Any) -> Any:
-    undefined = ir.Constant(VECTOR, ir.Undefined)
+    return _splatted(builder, scalar, VECTOR)
+
+
+def splatted_words(builder: Any, scalar: Any) -> Any:
+    return _splatted(builder, scalar, WORDS)
+
+
+def _splatted(builder: Any, scalar: Any, vector: Any) -> Any:
+    undefined = ir.Constant(vector, ir.Undefined)
     single = builder.insert_element(undefined, scalar, ir.Constant(I32, 0))
     return builder.shuffle_vector(single, undefined, words(0))
 
