@@ -15,8 +15,8 @@ import numpy as np
 from kernels.cpu import simd
 from kernels.cpu.byte_products import key_product, value_product
 from kernels.cpu.byte_tiles import WORD, load_byte_tile
-from kernels.cpu.compiling import compiled, inlined
-from kernels.cpu.elementary import INFINITY_BITS, exp2_fp32, exp2_lanes, largest_magnitude_bits
+from kernels.cpu.compiling import inlined
+from kernels.cpu.elementary import exp2_lanes, largest_magnitude_bits
 from kernels.cpu.interleaving import split_bytes
 from kernels.cpu.plan import KV_HEAD, NUM_QUERIES, PARTITION, SEQUENCE, TILE
 from kernels.cpu.problem import CHUNK_ROWS, Problem, Scratch
@@ -35,8 +35,6 @@ _LOG2_E = np.float32(1.4426950408889634)
 _ROUNDER = np.float32(3 << 22)  # adding it leaves the nearest integer, ties to even, in the low bits
 _ROUNDER_BITS = np.int32(_ROUNDER.view(np.int32))
 _WEIGHT_ROUNDER = np.float32(1 << 23)  # the same for integers that are not negative
-_HALF_STEP = np.int32(1 << 7)  # of a 16-bit weight, in the last places of its 24-bit mantissa
-_MIN_EXPONENT = np.int32(16)  # so that 2^n is finite
 
 
 @inlined
@@ -101,12 +99,13 @@ def _attend_rows(
         width, scratch.key_words, -(-head_dim // WORD),
     )  # fmt: skip
     for i in range(count):
-        begin, end = 0, TILE
-        if not is_whole:
-            visible_end = first_end + (row + i) // problem.group_size
-            end = min(TILE, visible_end - start)
-            begin = max(0, visible_end - problem.window - start) if problem.window > 0 else 0
+        begin, end = _seen(problem, row + i, start, first_end, is_whole)
+        _score(scratch, row + i, i, begin, end)
+    _raise_peaks(scratch, row, count)
+    for i in range(count):
+        begin, end = _seen(problem, row + i, start, first_end, is_whole)
         _weigh(scratch, row + i, i, begin, end)
+    _quantize_weights(scratch, count)
     value_product(
         count, width // LANES, scratch.products, 0, width, scratch.zeros, scratch.weight_bytes, 0, 2 * TILE, TILE,
         scratch.value_words, 0, width * WORD, TILE // WORD,
@@ -119,46 +118,68 @@ def _attend_rows(
             simd.store(scratch.output, at, simd.fma(simd.load_words(scratch.products, i * width + d), news, old))
 
 
-@compiled
-def _weigh(scratch: Scratch, row: int, i: int, begin: int, end: int) -> None:
-    """Products of the chunk's row `i` -> bytes of weights; the row's peak and mass move to the new peak.
+@inlined
+def _seen(problem: Problem, row: int, start: int, first_end: int, is_whole: bool) -> tuple[int, int]:
+    """Positions begin .. end of the tile at `start` that a row attends to."""
+    if is_whole:
+        return 0, TILE
+    end = first_end + row // problem.group_size - start
+    return (max(0, end - problem.window) if problem.window > 0 else 0), min(TILE, end)
 
-    Only positions begin .. end of the tile count.
-    """
+
+@inlined
+def _score(scratch: Scratch, row: int, i: int, begin: int, end: int) -> None:
+    """Products of the chunk's row `i` -> scores and, by lane, the largest; -Inf outside begin .. end of the tile."""
     at, scores = i * TILE, scratch.scores
-    is_whole = begin == 0 and end == TILE
     factor, top = simd.splat(scratch.query_factors[row]), simd.splat(_NONE_YET)
     for j in range(0, TILE, LANES):
         product = simd.multiply(simd.load_words(scratch.products, at + j), simd.load(scratch.key_scales, j))
         score = simd.multiply(product, factor)
-        if not is_whole:
+        if begin > 0 or end < TILE:
             score = simd.keep_between(score, simd.splat(_NONE_YET), np.int32(begin - j), np.int32(end - j))
         simd.store(scores, at + j, score)
         top = simd.larger(score, top)
-    tile_peak, old_factor = simd.largest_lane(top), _ONE
-    mass = simd.load(scratch.mass, row * LANES)
-    if tile_peak > scratch.peak[row]:
-        # a score too large for fp32 spoils its row, as a query that is not finite does
-        old_factor = exp2_fp32(scratch.peak[row] - tile_peak) if tile_peak < np.inf else np.float32(np.nan)
-        scratch.peak[row] = tile_peak
-        mass = simd.multiply(mass, simd.splat(old_factor))
+    simd.store(scratch.tops, i * LANES, top)
+
+
+@inlined
+def _raise_peaks(scratch: Scratch, row: int, count: int) -> None:
+    """Sixteen rows at a time; lanes past `count` are other rows', and stay."""
+    for i in range(0, count, LANES):
+        old = simd.load(scratch.peak, row + i)
+        new = simd.larger(simd.largest_lanes(scratch.tops, i * LANES), old)
+        simd.store(scratch.old_factors, i, exp2_lanes(simd.subtract(old, new)))
+        simd.store(scratch.peak, row + i, simd.keep_between(new, old, np.int32(0), np.int32(count - i)))
+
+
+@inlined
+def _weigh(scratch: Scratch, row: int, i: int, begin: int, end: int) -> None:
+    """Scores of the chunk's row `i` -> weights times the values' scales and, by lane, the largest; adds to the mass."""
+    at, scores = i * TILE, scratch.scores
     peak, top = simd.splat(scratch.peak[row]), simd.splat(_ZERO)
+    mass = simd.multiply(simd.load(scratch.mass, row * LANES), simd.splat(scratch.old_factors[i]))
     for j in range(0, TILE, LANES):
         weight = exp2_lanes(simd.subtract(simd.load(scores, at + j), peak))
-        weighted = simd.multiply(weight, simd.load(scratch.value_scales, j))
-        if not is_whole:
+        scaled = simd.multiply(weight, simd.load(scratch.value_scales, j))
+        if begin > 0 or end < TILE:
             weight = simd.keep_between(weight, simd.splat(_ZERO), np.int32(begin - j), np.int32(end - j))
-            weighted = simd.keep_between(weighted, simd.splat(_ZERO), np.int32(begin - j), np.int32(end - j))
+            scaled = simd.keep_between(scaled, simd.splat(_ZERO), np.int32(begin - j), np.int32(end - j))
         mass = simd.add(mass, weight)
-        simd.store(scores, at + j, weighted)
-        top = simd.larger(weighted, top)
+        simd.store(scores, at + j, scaled)
+        top = simd.larger(scaled, top)
     simd.store(scratch.mass, row * LANES, mass)
-    exponent = (np.float32(simd.largest_lane(top)).view(np.int32) + _HALF_STEP) >> np.int32(23)
-    exponent = max(np.int32(exponent), _MIN_EXPONENT)
-    raised = simd.splat(np.int32((np.int32(269) - exponent) << np.int32(23)).view(np.float32))  # 2^15 / its power
-    for j in range(0, TILE, LANES):
-        weighted = simd.load(scores, at + j)
-        simd.store(scores, at + j, simd.fma(weighted, raised, simd.splat(_WEIGHT_ROUNDER)))
-    split_bytes(scratch.products, at, scratch.weight_bytes, i * 2 * TILE, TILE)
-    scratch.old_factors[i] = old_factor
-    scratch.new_factors[i] = np.int32((exponent - np.int32(15)) << np.int32(23)).view(np.float32)
+    simd.store(scratch.tops, i * LANES, top)
+
+
+@inlined
+def _quantize_weights(scratch: Scratch, count: int) -> None:
+    for i in range(0, count, LANES):
+        powers = simd.power_to_fill_16_bits(simd.largest_lanes(scratch.tops, i * LANES))
+        simd.store(scratch.raising_factors, i, powers)
+        simd.store(scratch.new_factors, i, simd.divide(simd.splat(_ONE), powers))
+    for i in range(count):
+        at, factor = i * TILE, simd.splat(scratch.raising_factors[i])
+        for j in range(0, TILE, LANES):
+            raised = simd.fma(simd.load(scratch.scores, at + j), factor, simd.splat(_WEIGHT_ROUNDER))
+            simd.store(scratch.scores, at + j, raised)
+        split_bytes(scratch.products, at, scratch.weight_bytes, i * 2 * TILE, TILE)

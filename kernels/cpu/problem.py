@@ -85,8 +85,10 @@ class Scratch(NamedTuple):
     value_words: Any  # [TILE / 4, width, 4] int8
     weight_bytes: Any  # [chunk, 2, TILE] uint8
     products: Any  # [chunk, max(TILE, width)] int32; scores and products share their memory
+    tops: Any  # [chunk, LANES]
     old_factors: Any  # [chunk]
     new_factors: Any  # [chunk]
+    raising_factors: Any  # [chunk]
     zeros: Any  # [BYTE_ROWS] int32
 
 
@@ -102,7 +104,7 @@ def scratch_size(problem: Problem) -> int:
     either = rows * (2 * width + LANES + 3) + 2 * TILE
     if problem.layer.k_scale == 0:
         return _LINE + either + rows * problem.layer.head_dim + TILE * (problem.layer.head_dim + width + MAX_ROWS)
-    chunk = CHUNK_ROWS * (max(TILE, width) + TILE // 2 + 2)
+    chunk = CHUNK_ROWS * (max(TILE, width) + TILE // 2 + LANES + 3)
     return _LINE + either + rows * (width // 2 + 2) + TILE // 2 * width + chunk + BYTE_ROWS
 
 
@@ -118,7 +120,8 @@ def lay_out_scratch(problem: Problem, address: int) -> Scratch:
     mass = output + 4 * 2 * rows * width
     key_scales = mass + 4 * rows * LANES
     scores = key_scales + 4 * 2 * TILE
-    keys = scores + 4 * (MAX_ROWS * TILE if is_plain else CHUNK_ROWS * max(TILE, width))
+    tops = scores + 4 * (MAX_ROWS * TILE if is_plain else CHUNK_ROWS * max(TILE, width))
+    keys = tops + (0 if is_plain else 4 * CHUNK_ROWS * LANES)
     values = keys + (4 * head_dim if is_plain else width) * TILE
     queries = values + (4 if is_plain else 1) * width * TILE
     weights = queries + (4 * rows * head_dim if is_plain else 2 * rows * width)
@@ -130,7 +133,7 @@ def lay_out_scratch(problem: Problem, address: int) -> Scratch:
             simd.floats(keys)[i] = np.float32(0.0)
     else:
         for i in range(BYTE_ROWS):
-            simd.ints32(chunk_factors + 4 * 2 * CHUNK_ROWS)[i] = np.int32(0)
+            simd.ints32(chunk_factors + 4 * 3 * CHUNK_ROWS)[i] = np.int32(0)
     for i in range(2 * TILE):
         simd.floats(key_scales)[i] = np.float32(1.0)
     return Scratch(
@@ -154,7 +157,9 @@ def lay_out_scratch(problem: Problem, address: int) -> Scratch:
         value_words=simd.bytes_signed(values),
         weight_bytes=simd.bytes_unsigned(weights),
         products=simd.ints32(scores),
+        tops=simd.floats(tops),
         old_factors=simd.floats(chunk_factors),
         new_factors=simd.floats(chunk_factors + 4 * CHUNK_ROWS),
-        zeros=simd.ints32(chunk_factors + 4 * 2 * CHUNK_ROWS),
+        raising_factors=simd.floats(chunk_factors + 4 * 2 * CHUNK_ROWS),
+        zeros=simd.ints32(chunk_factors + 4 * 3 * CHUNK_ROWS),
     )

@@ -175,6 +175,28 @@ def largest_lane(typing: Any, value: Any) -> Any:
 
 
 @intrinsic
+def largest_lanes(typing: Any, pointer: Any, at: Any) -> Any:
+    """The largest lane of each of sixteen vectors, side by side in memory."""
+    return lanes(pointer, types.int64), lambda context, builder, signature, args: _rows_reduced(
+        builder, [builder.load(lanes_at(builder, args[0], args[1], LANES * n), align=4) for n in range(LANES)], _larger
+    )
+
+
+@intrinsic
+def power_to_fill_16_bits(typing: Any, largest: Any) -> Any:
+    """The power of two that makes each lane, not negative, round to 2^15 .. 2^16 - 1, but at most 2^126."""
+
+    def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        # half a step of 16 bits, in the places of 24, so that what rounds to 2^16 counts as that
+        up = builder.add(builder.bitcast(args[0], WORDS), words(1 << 7))
+        exponent = builder.lshr(up, words(23))
+        limited = builder.select(builder.icmp_signed(">", exponent, words(16)), exponent, words(16))
+        return builder.bitcast(builder.shl(builder.sub(words(127 + 127 + 15), limited), words(23)), VECTOR)
+
+    return lanes(lanes), emit
+
+
+@intrinsic
 def sum_lanes(typing: Any, value: Any) -> Any:
     """Halves are added to halves, down to one lane."""
     return types.float32(lanes), lambda context, builder, signature, args: _tree(builder, args[0], _sum)
@@ -201,6 +223,19 @@ def _tree(builder: Any, value: Any, combine: Callable[[Any, Any, Any], Any]) -> 
         value = combine(builder, value, builder.shuffle_vector(value, value, order))
         distance //= 2
     return builder.extract_element(value, ir.Constant(I32, 0))
+
+
+def _rows_reduced(builder: Any, rows: list[Any], combine: Callable[[Any, Any, Any], Any]) -> Any:
+    """Lane n: all lanes of rows[n], combined as a tree, the lower lane first."""
+    distance = LANES // 2
+    while distance:
+        low = [n if not n & distance else LANES + n - distance for n in range(LANES)]
+        high = [n + distance if not n & distance else LANES + n for n in range(LANES)]
+        orders = [ir.Constant(WORDS, order) for order in (low, high)]
+        pairs = list(zip(rows[:distance], rows[distance:], strict=True))
+        rows = [combine(builder, *(builder.shuffle_vector(a, b, order) for order in orders)) for a, b in pairs]
+        distance //= 2
+    return rows[0]
 
 
 def fma_function(builder: Any, llvm_type: Any) -> Any:
