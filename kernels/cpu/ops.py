@@ -15,6 +15,9 @@ from kernels.cpu.attention_entry import (
     plan_attention,
     run_attention_tasks,
 )
+from kernels.cpu.int8_matmul import CHOSEN, KERNELS
+from kernels.cpu.int8_ops import int8_product
+from kernels.cpu.int8_pack import PackedWeight
 from kernels.cpu.kv_write import first_bad_slot, write_kv_rows
 from kernels.cpu.pool import HelperPool
 from kernels.cpu.quantize import add_scaled_rows, quantize_rows, rms_norm_quantize_rows, silu_mul_quantize_rows
@@ -41,6 +44,7 @@ class CpuOps:
         features = llvmlite.binding.get_host_cpu_features()
         named = [feature for feature in _NAMED_FEATURES if features.get(feature)] or ["baseline"]
         self.description = f"cpu numba {numba.__version__} ({', '.join(named)}, {torch.get_num_threads()} threads)"
+        self.product_description = KERNELS[CHOSEN]
         self._pool = HelperPool()
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
@@ -119,6 +123,17 @@ class CpuOps:
         out = torch.empty_like(x)
         self._run_rows(add_scaled_rows, (_array(x), _array(product), _array(row_scales), _array(out)), x)
         return out
+
+    def int8_product(
+        self,
+        rows: torch.Tensor,
+        weight: PackedWeight,
+        row_scales: torch.Tensor | None = None,
+        bias: torch.Tensor | None = None,
+        residual: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """See `kernels.cpu.int8_ops.int8_product`."""
+        return int8_product(self._run, rows, weight, row_scales, bias, residual)
 
     def _run_rows(self, kernel: Callable[..., None], args: tuple[Any, ...], rows: torch.Tensor) -> None:
         num_threads = torch.get_num_threads() if rows.numel() > _SERIAL_ELEMENTS else 1
