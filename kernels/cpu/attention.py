@@ -10,8 +10,10 @@ from typing import Any
 import numpy as np
 
 from kernels.cpu import simd
+from kernels.cpu.amx import configure_tiles, release_tiles
+from kernels.cpu.byte_amx import TILED_ROWS
 from kernels.cpu.byte_attention import attend_byte_partition, quantize_query
-from kernels.cpu.byte_tiles import column
+from kernels.cpu.byte_tiles import write_columns
 from kernels.cpu.compiling import inlined
 from kernels.cpu.elementary import exp2_fp32, exp_fp32
 from kernels.cpu.float_attention import attend_float_partition, scale_query
@@ -42,6 +44,9 @@ def run_task(problem: Problem, unit: Any, begin: int, end: int, scratch: Scratch
     """
     rows = unit[NUM_QUERIES] * problem.group_size
     own = (scratch.peak, scratch.mass, scratch.output)
+    has_tiles = problem.layer.k_scale != 0 and rows >= TILED_ROWS and scratch.has_tiles
+    if has_tiles:
+        configure_tiles(TILED_ROWS, 0)
     _load_queries(problem, unit, scratch)
     _reset_total(scratch, rows)
     for partition in range(begin, end):
@@ -51,6 +56,8 @@ def run_task(problem: Problem, unit: Any, begin: int, end: int, scratch: Scratch
         else:
             slot = unit[SLOT] + partition - unit[FIRST_PARTITION]
             _store_slot(scratch, rows, slots, slot * unit_rows(problem.group_size))
+    if has_tiles:
+        release_tiles()
     if unit[SLOT] == NOT_SPLIT:
         _write_output(problem, unit, scratch)
 
@@ -146,13 +153,17 @@ def _store_slot(scratch: Scratch, rows: int, slots: Any, slot_row: int) -> None:
 
 @inlined
 def _write_output(problem: Problem, unit: Any, scratch: Scratch) -> None:
-    output = simd.floats(problem.output)
+    output, head_dim, width = simd.floats(problem.output), problem.layer.head_dim, scratch.width
     for i in range(unit[NUM_QUERIES]):
-        target = _row_offset(problem, unit, i)
         for g in range(problem.group_size):
-            row = i * problem.group_size + g
-            for d in range(problem.layer.head_dim):
-                at = d if problem.layer.k_scale == 0 else column(d, problem.layer.head_dim)
-                value = scratch.total_output[row * scratch.width + at] / scratch.total_mass[row]
+            target, source = _row_offset(problem, unit, i) + g * head_dim, (i * problem.group_size + g) * width
+            mass = simd.splat(scratch.total_mass[i * problem.group_size + g])
+            for at in range(source, source + width, LANES):
                 # + 0: a masked position's exact zero may have turned a -0 into +0, or not
-                output[target + g * problem.layer.head_dim + d] = value + _ZERO
+                value = simd.add(simd.divide(simd.load(scratch.total_output, at), mass), simd.splat(_ZERO))
+                simd.store(scratch.total_output, at, value)
+            if problem.layer.k_scale == 0:
+                for d in range(head_dim):
+                    output[target + d] = scratch.total_output[source + d]
+            else:
+                write_columns(scratch.total_output, source, output, target, head_dim)

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from kernels.cpu import simd
+from kernels.cpu.byte_amx import TILED_ROWS, tiled_key_product, tiled_value_product
 from kernels.cpu.byte_products import key_product, value_product
 from kernels.cpu.byte_tiles import WORD, load_byte_tile
 from kernels.cpu.compiling import inlined
@@ -40,13 +41,13 @@ _WEIGHT_ROUNDER = np.float32(1 << 23)  # the same for integers that are not nega
 @inlined
 def quantize_query(problem: Problem, queries: int, row: int, scratch: Scratch) -> None:
     """The fp32 query at address `queries` becomes the scratch's `row`; one with a NaN or Inf gets a factor of NaN."""
-    source, head_dim, width = simd.floats(queries), problem.layer.head_dim, scratch.width
+    source, head_dim, depth = simd.floats(queries), problem.layer.head_dim, scratch.depth
     largest = np.int32(largest_magnitude_bits(source, head_dim)).view(np.float32) * problem.scale
     is_bad = not largest < np.inf
     largest = max(largest, _QUERY_FLOOR)
-    inverse, at, total = _QUERY_MAX / largest, row * 2 * width, np.int32(0)
-    for d in range(width):
-        scratch.query_bytes[at + d], scratch.query_bytes[at + width + d] = np.int8(0), np.int8(0)
+    inverse, at, total = _QUERY_MAX / largest, row * 2 * depth, np.int32(0)
+    for d in range(2 * depth):
+        scratch.query_bytes[at + d] = np.int8(0)
     if is_bad:
         scratch.query_factors[row] = np.float32(np.nan)
     else:
@@ -56,7 +57,7 @@ def quantize_query(problem: Problem, queries: int, row: int, scratch: Scratch) -
             value = np.int32(np.float32(scaled + _ROUNDER).view(np.int32) - _ROUNDER_BITS)
             high = np.int32(value + np.int32(64)) >> np.int32(7)
             scratch.query_bytes[at + d] = np.int8(high)
-            scratch.query_bytes[at + width + d] = np.int8(value - (high << np.int32(7)))
+            scratch.query_bytes[at + depth + d] = np.int8(value - (high << np.int32(7)))
             total += value
     scratch.query_starts[row] = total * np.int32(-128)  # keys are 128 higher than they should be
 
@@ -93,11 +94,7 @@ def _attend_rows(
     problem: Problem, row: int, count: int, start: int, first_end: int, is_whole: bool, scratch: Scratch
 ) -> None:
     """Joins rows row .. row + count, which all see something of it, with the loaded tile at position `start`."""
-    head_dim, width = problem.layer.head_dim, scratch.width
-    key_product(
-        count, scratch.products, 0, TILE, scratch.query_starts, row, scratch.query_bytes, row * 2 * width, 2 * width,
-        width, scratch.key_words, -(-head_dim // WORD),
-    )  # fmt: skip
+    _multiply_keys(problem, row, count, scratch)
     for i in range(count):
         begin, end = _seen(problem, row + i, start, first_end, is_whole)
         _score(scratch, row + i, i, begin, end)
@@ -106,16 +103,46 @@ def _attend_rows(
         begin, end = _seen(problem, row + i, start, first_end, is_whole)
         _weigh(scratch, row + i, i, begin, end)
     _quantize_weights(scratch, count)
-    value_product(
-        count, width // LANES, scratch.products, 0, width, scratch.zeros, scratch.weight_bytes, 0, 2 * TILE, TILE,
-        scratch.value_words, 0, width * WORD, TILE // WORD,
-    )  # fmt: skip
+    _multiply_values(count, scratch)
+    width = scratch.width
     for i in range(count):
         olds, news = simd.splat(scratch.old_factors[i]), simd.splat(scratch.new_factors[i])
         for d in range(0, width, LANES):
             at = (row + i) * width + d
             old = simd.multiply(simd.load(scratch.output, at), olds)
             simd.store(scratch.output, at, simd.fma(simd.load_words(scratch.products, i * width + d), news, old))
+
+
+@inlined
+def _multiply_keys(problem: Problem, row: int, count: int, scratch: Scratch) -> None:
+    depth, tiled = scratch.depth, count // TILED_ROWS * TILED_ROWS if scratch.has_tiles else 0
+    for i in range(0, tiled, TILED_ROWS):
+        tiled_key_product(
+            scratch.products, i * TILE, TILE, scratch.query_starts, row + i, scratch.query_bytes, (row + i) * 2 * depth,
+            2 * depth, depth, scratch.key_words, depth // WORD,
+        )  # fmt: skip
+    if tiled < count:
+        key_product(
+            count - tiled, scratch.products, tiled * TILE, TILE, scratch.query_starts, row + tiled, scratch.query_bytes,
+            (row + tiled) * 2 * depth, 2 * depth, depth, scratch.key_words, -(-problem.layer.head_dim // WORD),
+        )  # fmt: skip
+
+
+@inlined
+def _multiply_values(count: int, scratch: Scratch) -> None:
+    width, tiled = scratch.width, 0
+    if scratch.has_tiles and width > LANES:
+        tiled = count // TILED_ROWS * TILED_ROWS
+    for i in range(0, tiled, TILED_ROWS):
+        tiled_value_product(
+            width // LANES, scratch.products, i * width, width, scratch.zeros, scratch.weight_bytes, i * 2 * TILE,
+            2 * TILE, TILE, scratch.value_words, width * WORD, TILE // WORD,
+        )  # fmt: skip
+    if tiled < count:
+        value_product(
+            count - tiled, width // LANES, scratch.products, tiled * width, width, scratch.zeros, scratch.weight_bytes,
+            tiled * 2 * TILE, 2 * TILE, TILE, scratch.value_words, 0, width * WORD, TILE // WORD,
+        )  # fmt: skip
 
 
 @inlined

@@ -31,6 +31,19 @@ def column(dimension: int, head_dim: int) -> int:
 
 
 @inlined
+def write_columns(source: Any, source_at: int, target: Any, target_at: int, head_dim: int) -> None:
+    """A row of outputs, from columns to dimensions."""
+    whole = head_dim // WIDE * WIDE
+    for d in range(0, whole, WIDE):
+        for i in range(4):
+            for j in range(4):
+                for e in range(4):
+                    target[target_at + d + 16 * i + 4 * j + e] = source[source_at + d + 16 * j + 4 * i + e]
+    for d in range(whole, head_dim):
+        target[target_at + d] = source[source_at + d]
+
+
+@inlined
 def load_byte_tile(problem: Problem, sequence: int, head: int, start: int, count: int, scratch: Scratch) -> None:
     """Positions start .. start + count. The rest of the tile's bytes is left over or stale."""
     layer, table = problem.layer, simd.ints32(problem.block_tables)

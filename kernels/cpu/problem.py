@@ -6,7 +6,8 @@ import numba
 import numpy as np
 
 from kernels.cpu import simd
-from kernels.cpu.byte_products import BYTE_ROWS
+from kernels.cpu.amx import TILE_BYTES
+from kernels.cpu.byte_amx import TILED_ROWS, tiles_are_granted
 from kernels.cpu.compiling import compiled
 from kernels.cpu.plan import TILE, unit_rows
 from kernels.cpu.products import MAX_ROWS
@@ -78,10 +79,12 @@ class Scratch(NamedTuple):
     keys: Any  # [head_dim, TILE]
     values: Any  # [TILE, width]
     # of an INT8 layer; `kernels.cpu.byte_attention` says what they mean
-    query_bytes: Any  # [rows, 2, width] int8
+    has_tiles: bool  # AMX's
+    depth: int  # head_dim rounded up to what an AMX tile holds of a row
+    query_bytes: Any  # [rows, 2, depth] int8
     query_starts: Any  # [rows] int32
     query_factors: Any  # [rows]
-    key_words: Any  # [width / 4, TILE, 4] uint8
+    key_words: Any  # [depth / 4, TILE, 4] uint8
     value_words: Any  # [TILE / 4, width, 4] int8
     weight_bytes: Any  # [chunk, 2, TILE] uint8
     products: Any  # [chunk, max(TILE, width)] int32; scores and products share their memory
@@ -89,12 +92,17 @@ class Scratch(NamedTuple):
     old_factors: Any  # [chunk]
     new_factors: Any  # [chunk]
     raising_factors: Any  # [chunk]
-    zeros: Any  # [BYTE_ROWS] int32
+    zeros: Any  # [TILED_ROWS] int32
 
 
 @compiled
 def row_width(problem: Problem) -> int:
     return -(-problem.layer.head_dim // LANES) * LANES
+
+
+@compiled
+def _row_depth(problem: Problem) -> int:
+    return -(-problem.layer.head_dim // TILE_BYTES) * TILE_BYTES
 
 
 @compiled
@@ -105,7 +113,8 @@ def scratch_size(problem: Problem) -> int:
     if problem.layer.k_scale == 0:
         return _LINE + either + rows * problem.layer.head_dim + TILE * (problem.layer.head_dim + width + MAX_ROWS)
     chunk = CHUNK_ROWS * (max(TILE, width) + TILE // 2 + LANES + 3)
-    return _LINE + either + rows * (width // 2 + 2) + TILE // 2 * width + chunk + BYTE_ROWS
+    depth = _row_depth(problem)
+    return _LINE + either + rows * (depth // 2 + 2) + TILE // 4 * (depth + width) + chunk + TILED_ROWS
 
 
 @compiled
@@ -113,7 +122,7 @@ def lay_out_scratch(problem: Problem, address: int) -> Scratch:
     """Divides a worker's memory [scratch_size]. What is read before it is written is initialized: lanes of padding,
     and what a partial tile leaves of keys and scales."""
     rows, width, head_dim = unit_rows(problem.group_size), row_width(problem), problem.layer.head_dim
-    is_plain = problem.layer.k_scale == 0
+    depth, is_plain = _row_depth(problem), problem.layer.k_scale == 0
     line = -(-address // (4 * _LINE)) * 4 * _LINE
     # first what whole vectors are read from, so that each lies in one cache line
     output = line
@@ -122,9 +131,9 @@ def lay_out_scratch(problem: Problem, address: int) -> Scratch:
     scores = key_scales + 4 * 2 * TILE
     tops = scores + 4 * (MAX_ROWS * TILE if is_plain else CHUNK_ROWS * max(TILE, width))
     keys = tops + (0 if is_plain else 4 * CHUNK_ROWS * LANES)
-    values = keys + (4 * head_dim if is_plain else width) * TILE
+    values = keys + (4 * head_dim if is_plain else depth) * TILE
     queries = values + (4 if is_plain else 1) * width * TILE
-    weights = queries + (4 * rows * head_dim if is_plain else 2 * rows * width)
+    weights = queries + (4 * rows * head_dim if is_plain else 2 * rows * depth)
     peak = weights + (0 if is_plain else CHUNK_ROWS * 2 * TILE)
     factors = peak + 4 * rows * 3
     chunk_factors = factors + 4 * rows * 2
@@ -132,7 +141,7 @@ def lay_out_scratch(problem: Problem, address: int) -> Scratch:
         for i in range(TILE * (head_dim + width)):
             simd.floats(keys)[i] = np.float32(0.0)
     else:
-        for i in range(BYTE_ROWS):
+        for i in range(TILED_ROWS):
             simd.ints32(chunk_factors + 4 * 3 * CHUNK_ROWS)[i] = np.int32(0)
     for i in range(2 * TILE):
         simd.floats(key_scales)[i] = np.float32(1.0)
@@ -150,6 +159,8 @@ def lay_out_scratch(problem: Problem, address: int) -> Scratch:
         queries=simd.floats(queries),
         keys=simd.floats(keys),
         values=simd.floats(values),
+        has_tiles=tiles_are_granted(),
+        depth=depth,
         query_bytes=simd.bytes_signed(queries),
         query_starts=simd.ints32(factors),
         query_factors=simd.floats(factors + 4 * rows),
