@@ -34,6 +34,13 @@ def entry_point(signature: Any) -> Callable[[Function], Function]:
     return numba.njit(signature, cache=True, nogil=True)
 
 
+def called_by_address(num_arguments: int) -> Callable[[Callable[..., None]], Any]:
+    """Compiles a function of so many int64, or loads it; the result has an `address`. See `calls`."""
+    signature = numba.types.void(*num_arguments * (numba.types.int64,))
+    decorate: Callable[[Callable[..., None]], Any] = numba.cfunc(signature, cache=True)
+    return decorate
+
+
 def intrinsic(function: Callable[Concatenate[Any, Arguments], Any]) -> Callable[Arguments, Any]:
     """A function of (numba's typing context, argument types) that returns a signature and an emitter of LLVM IR; called
     from compiled code with the arguments alone."""

@@ -4,15 +4,13 @@ A kernel is called by its address: the caller's code on disk serves whichever ke
 of it.
 """
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import numba
 from numba import types
 
 from kernels.cpu import simd
 from kernels.cpu.calls import call_with_fields_2
-from kernels.cpu.compiling import compiled
+from kernels.cpu.compiling import called_by_address, compiled
 
 
 class Product(NamedTuple):
@@ -43,10 +41,8 @@ def read_product(address: int) -> Product:
     return Product(f[0], f[1], f[2], f[3], f[4], f[5], f[6], f[7], f[8], f[9], f[10], f[11], f[12])
 
 
-def panel_kernel(function: Callable[[int, int, int], None]) -> Any:
-    """Compiles a function of (address of a Product's fields, first panel, end panel), or loads it; the result has an
-    `address`."""
-    return numba.cfunc(types.void(types.int64, types.int64, types.int64), cache=True)(function)
+panel_kernel = called_by_address(3)
+"""Of (address of a Product's fields, first panel, end panel)."""
 
 
 @compiled

@@ -59,7 +59,7 @@ PROBLEM_FIELDS = numba.types.UniTuple(numba.types.int64, len(Problem._fields) - 
 
 
 @compiled
-def flat_fields(layer: Any, scale: np.float32, fields: Any) -> Any:
+def flat_fields(layer: Any, scale: Any, fields: Any) -> Any:
     """What `read_problem` reads: the layer's fields, the bits of the scale, and the others in their order."""
     bits = np.int64(np.float32(scale).view(np.int32))
     return (
