@@ -23,8 +23,6 @@ from kernels.cpu.plan import KV_HEAD, NUM_QUERIES, PARTITION, SEQUENCE, TILE
 from kernels.cpu.problem import CHUNK_ROWS, Problem, Scratch
 from kernels.cpu.simd import LANES
 
-MAX_HEAD_DIM = 1024
-"""Beyond, a product may leave int32: 1024 * 127 * 16256 < 2^31, as is 64 * 127 * 65535 for values."""
 QUERY_MAX = 127 * 128
 
 _ZERO = np.float32(0.0)

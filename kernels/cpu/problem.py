@@ -13,7 +13,7 @@ from kernels.cpu.plan import TILE, unit_rows
 from kernels.cpu.products import MAX_ROWS
 from kernels.cpu.simd import LANES
 
-CHUNK_ROWS = 48
+CHUNK_ROWS = 16
 """Query rows of an INT8 layer whose scores are held at once."""
 _LINE = 16  # elements in a cache line
 

@@ -42,8 +42,7 @@ def test_every_bit_is_as_written_down(
     random = torch.Generator().manual_seed(4)
     for sequence, context_len in enumerate(contexts):
         sizes = torch.exp(torch.randn(context_len, 1, 1, generator=random))  # so that peaks move and scales differ
-        k, v = torch.randn(2, context_len, 1, head_dim, generator=random) * sizes
-        paged.write(sequence, 0, k, v)
+        paged.write(sequence, 0, *(torch.randn(2, context_len, 1, head_dim, generator=random) * sizes))
     q = torch.randn(sum(query_lens), group_size, head_dim, generator=random)
     rows = [(s, *shape) for s, shape in enumerate(zip(contexts, query_lens, strict=True))]
     out = OPS.paged_attention(q, paged.layer, paged.batch(rows), scale, window).numpy()
@@ -52,9 +51,10 @@ def test_every_bit_is_as_written_down(
         stored = _stored(paged, sequence, context_len)
         for position in range(context_len - query_len, context_len):
             begin = max(position + 1 - window, 0) if window else 0
-            seen = [values[: position + 1] for values in stored]
+            k, k_scale, v, v_scale = (values[: position + 1] for values in stored)
             for head in range(group_size):
-                expected[token, head] = attend(q[token, head].numpy(), *seen, scale, begin, position + 1)
+                row = q[token, head].numpy()
+                expected[token, head] = attend(row, k, k_scale, v, v_scale, scale, begin, position + 1)
             token += 1
     assert np.array_equal(out.view(np.int32), expected.view(np.int32))
 
@@ -76,9 +76,9 @@ def test_a_score_too_large_for_fp32_spoils_its_row_only() -> None:
     paged.write(0, 0, k, v)
     q = torch.randn(20, 1, 64, generator=torch.Generator().manual_seed(7))
     batch = paged.batch([(0, 70, 20)])
-    expected = OPS.paged_attention(q, paged.layer, batch, 0.125, 0)
+    expected = OPS.paged_attention(q, paged.layer, batch, 1.0, 0)
     q[3] *= 3e38 / q[3].abs().max()
-    out = OPS.paged_attention(q, paged.layer, batch, 1.0 / 8, 0)
+    out = OPS.paged_attention(q, paged.layer, batch, 1.0, 0)
     assert out[3].isnan().all()
     out[3] = expected[3]
     assert out.equal(expected)
