@@ -25,7 +25,9 @@ class EngineSettings(Settings):
     device: str = Field("auto", description="auto, cpu or cuda")
     backend: str = Field("auto", description="kernels: auto, cpu, triton or reference")
     threads: int = Field(0, ge=0, description="threads of one step; 0: as many as the machine has cores")
-    numerics: str = Field("reference", description="numeric path of the linear layers: reference or int8")
+    numerics: str = Field(
+        "auto", description="numeric path of the linear layers: reference, int8, or auto: int8 where it is exact"
+    )
     kv_format: KVFormat = Field(KVFormat.INT8, description="format of the KV cache: int8 or fp32")
     kv_memory_mib: int = Field(512, ge=1, description="memory of the KV cache")
     block_size: int = Field(16, ge=1, description="token positions in a KV block")

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 
 from common.kv.layout import SCALE_BYTES, KVLayout
@@ -17,7 +18,7 @@ class KVCache:
         self.layout = layout
         self.num_blocks = num_blocks
         self.device = device
-        self._bytes = torch.zeros((num_blocks, layout.block_bytes), dtype=torch.uint8, device=device)
+        self._bytes = _zeros(num_blocks, layout.block_bytes, device)
         self._layers = tuple(self._layer_view(layer) for layer in range(layout.num_layers))
 
     @property
@@ -51,6 +52,12 @@ class KVCache:
             for tensor in (view.k, view.v, view.k_scale, view.v_scale):
                 if tensor is not None:
                     tensor[:, :, num_valid:] = 0
+
+
+def _zeros(num_blocks: int, block_bytes: int, device: torch.device) -> torch.Tensor:
+    if device.type == "cpu":  # NumPy asks for huge pages: blocks lie far apart, and small ones cost a walk each
+        return torch.from_numpy(np.zeros((num_blocks, block_bytes), np.uint8))
+    return torch.zeros((num_blocks, block_bytes), dtype=torch.uint8, device=device)
 
 
 def _view(pool: torch.Tensor, layout: KVLayout, layer: int) -> KVLayerView:

@@ -15,7 +15,7 @@ from common.model.batch import ScheduledTokens
 from common.model.compiled_transformer import CompiledTransformer
 from common.model.config import ModelConfig
 from common.model.identity import fingerprint
-from common.model.linear import Numerics, exactness
+from common.model.linear import Numerics, auto_numerics, exactness
 from common.model.loading import prepare_model
 from common.model.model_cache import Progress
 from common.model.prepared import PreparedModel
@@ -29,6 +29,7 @@ from common.sampling import SamplingParams
 from kernels.ops import Ops, select
 from kernels.step import StepCompiler
 
+AUTO = "auto"
 _WARM_UP_TOKENS = 64
 _WARM_UP_SEQUENCES = 4
 
@@ -90,20 +91,20 @@ def load_model(
     progress: Progress,
 ) -> LoadedModel:
     """`source` as in `prepare_model`; `device` "auto", "cpu" or "cuda"; `backend` as in `kernels.ops.select`;
-    `numerics` a value of `Numerics`.
+    `numerics` "auto" or a value of `Numerics`.
 
     `cache_dir` keeps prepared models and compiled kernels. The KV pool takes at most `kv_memory_bytes`.
     `max_model_len` lowers what the model allows (none: all of it); a pool that holds less lowers it too.
     `progress` gets a line for each long step.
     """
     on_device = _resolve_device(device)
-    numeric_path = _resolve_numerics(numerics)
     prepared = prepare_model(source, cache_dir, progress)
     config = prepared.config
     layout = KVLayout(kv_format, block_size, config.num_layers, config.num_kv_heads, config.head_dim)
     num_blocks = _pool_blocks(layout, kv_memory_bytes)
     served_len = _served_len(config, max_model_len, num_blocks * block_size, progress)
     ops = _select_ops(on_device, backend, cache_dir)
+    numeric_path = _resolve_numerics(numerics, ops)
     progress(f"loading {prepared.name} on {ops.description}")
     transformer = load_transformer(prepared, cache_dir, ops, on_device, numeric_path, served_len, progress)
     return LoadedModel(
@@ -163,11 +164,13 @@ def _select_ops(device: torch.device, backend: str, cache_dir: Path) -> Ops:
         raise ConfigError(str(error)) from error
 
 
-def _resolve_numerics(numerics: str) -> Numerics:
+def _resolve_numerics(numerics: str, ops: Ops) -> Numerics:
+    if numerics == AUTO:
+        return auto_numerics(ops.name)
     try:
         return Numerics(numerics)
     except ValueError:
-        raise ConfigError(f"numerics is {numerics!r}; allowed: {', '.join(Numerics)}") from None
+        raise ConfigError(f"numerics is {numerics!r}; allowed: {AUTO}, {', '.join(Numerics)}") from None
 
 
 def _pool_blocks(layout: KVLayout, kv_memory_bytes: int) -> int:

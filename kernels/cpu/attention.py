@@ -1,8 +1,8 @@
 """Paged attention: one arithmetic for every query row, whatever else is in the batch.
 
-A row's context is cut at fixed positions: partitions, and tiles within them. Within a tile each score is one chain of
-fused multiply-adds over the head's dimensions, each output one chain over the tile's positions; tiles are joined by
-an online softmax, partitions folded in ascending order. Masked positions add exact zeros.
+A row's context is cut at fixed positions: partitions, and tiles within them. Tiles are joined by an online softmax,
+partitions folded in ascending order. An INT8 layer's tiles are computed in integers (`byte_attention`), an unquantized
+layer's in fp32 (`float_attention`). Masked positions add exact zeros.
 """
 
 from typing import Any
@@ -10,8 +10,13 @@ from typing import Any
 import numpy as np
 
 from kernels.cpu import simd
+from kernels.cpu.amx import configure_tiles, release_tiles
+from kernels.cpu.byte_amx import TILED_ROWS
+from kernels.cpu.byte_attention import attend_byte_partition, quantize_query
+from kernels.cpu.byte_tiles import write_columns
 from kernels.cpu.compiling import inlined
-from kernels.cpu.elementary import exp_fp32, exp_lanes
+from kernels.cpu.elementary import exp2_fp32, exp_fp32
+from kernels.cpu.float_attention import attend_float_partition, scale_query
 from kernels.cpu.plan import (
     END_PARTITION,
     FIRST_PARTITION,
@@ -19,17 +24,13 @@ from kernels.cpu.plan import (
     KV_HEAD,
     NOT_SPLIT,
     NUM_QUERIES,
-    PARTITION,
     SEQUENCE,
     SLOT,
-    TILE,
     unit_rows,
     visible,
 )
 from kernels.cpu.problem import Problem, Scratch
-from kernels.cpu.products import MAX_ROWS, add_product
 from kernels.cpu.simd import LANES
-from kernels.cpu.tiles import load_tile
 
 _ZERO = np.float32(0.0)
 _NONE_YET = np.float32(-np.inf)
@@ -43,15 +44,20 @@ def run_task(problem: Problem, unit: Any, begin: int, end: int, scratch: Scratch
     """
     rows = unit[NUM_QUERIES] * problem.group_size
     own = (scratch.peak, scratch.mass, scratch.output)
+    has_tiles = problem.layer.k_scale != 0 and rows >= TILED_ROWS and scratch.has_tiles
+    if has_tiles:
+        configure_tiles(TILED_ROWS, 0)
     _load_queries(problem, unit, scratch)
     _reset_total(scratch, rows)
     for partition in range(begin, end):
         _attend_partition(problem, unit, partition, scratch)
         if unit[SLOT] == NOT_SPLIT:
-            _fold(scratch, rows, own, 0)
+            _fold(problem, scratch, rows, own, 0)
         else:
             slot = unit[SLOT] + partition - unit[FIRST_PARTITION]
             _store_slot(scratch, rows, slots, slot * unit_rows(problem.group_size))
+    if has_tiles:
+        release_tiles()
     if unit[SLOT] == NOT_SPLIT:
         _write_output(problem, unit, scratch)
 
@@ -62,7 +68,7 @@ def finish_split_unit(problem: Problem, unit: Any, scratch: Scratch, slots: Any)
     rows = unit[NUM_QUERIES] * problem.group_size
     _reset_total(scratch, rows)
     for slot in range(unit[SLOT], unit[SLOT] + unit[END_PARTITION] - unit[FIRST_PARTITION]):
-        _fold(scratch, rows, slots, slot * unit_rows(problem.group_size))
+        _fold(problem, scratch, rows, slots, slot * unit_rows(problem.group_size))
     _write_output(problem, unit, scratch)
 
 
@@ -81,102 +87,25 @@ def _row_offset(problem: Problem, unit: Any, query: int) -> int:
 
 @inlined
 def _load_queries(problem: Problem, unit: Any, scratch: Scratch) -> None:
-    queries, size = simd.floats(problem.queries), problem.group_size * problem.layer.head_dim
+    head_dim = problem.layer.head_dim
     for i in range(unit[NUM_QUERIES]):
-        source = _row_offset(problem, unit, i)
-        for n in range(size):
-            scratch.queries[i * size + n] = queries[source + n] * problem.scale
+        queries = problem.queries + 4 * _row_offset(problem, unit, i)
+        for g in range(problem.group_size):
+            row = i * problem.group_size + g
+            if problem.layer.k_scale == 0:
+                scale_query(problem, queries + 4 * g * head_dim, row, scratch)
+            else:
+                quantize_query(problem, queries + 4 * g * head_dim, row, scratch)
 
 
 @inlined
 def _attend_partition(problem: Problem, unit: Any, partition: int, scratch: Scratch) -> None:
-    rows = unit[NUM_QUERIES] * problem.group_size
-    for row in range(rows):
-        scratch.peak[row] = _NONE_YET
-    for at in range(0, rows * LANES, LANES):
-        simd.store(scratch.mass, at, simd.splat(_ZERO))
-    for at in range(0, rows * scratch.width, LANES):
-        simd.store(scratch.output, at, simd.splat(_ZERO))
-    first, _ = _visible(problem, unit, 0)
-    _, last = _visible(problem, unit, unit[NUM_QUERIES] - 1)
-    for start in range(partition * PARTITION, min((partition + 1) * PARTITION, last), TILE):
-        if start + TILE > first:
-            load_tile(problem, unit[SEQUENCE], unit[KV_HEAD], start, min(TILE, last - start), scratch)
-            for row in range(0, rows, MAX_ROWS):
-                _attend_rows(problem, unit, row, min(MAX_ROWS, rows - row), start, scratch)
-
-
-@inlined
-def _attend_rows(problem: Problem, unit: Any, row: int, count: int, start: int, scratch: Scratch) -> None:
-    """Joins rows row .. row + count with the loaded tile at position `start`."""
-    first, _ = _visible(problem, unit, row // problem.group_size)
-    _, last = _visible(problem, unit, (row + count - 1) // problem.group_size)
-    if last <= start or first >= start + TILE:
-        return
-    head_dim, width, scores = problem.layer.head_dim, scratch.width, scratch.scores
-    for at in range(0, count * TILE, LANES):
-        simd.store(scores, at, simd.splat(_ZERO))
-    add_product(
-        count, TILE // LANES, scores, 0, TILE, scratch.queries, row * head_dim, head_dim, scratch.keys, 0, TILE,
-        head_dim,
-    )  # fmt: skip
-    for i in range(count):
-        begin, end = _visible(problem, unit, (row + i) // problem.group_size)
-        begin, end = max(0, begin - start), min(TILE, end - start)
-        if begin < end:
-            _weigh(scratch, row + i, i * TILE, begin, end)
-        else:
-            _mask(scores, i * TILE, 0, 0, _ZERO)
-    first, last = max(0, first - start), min(TILE, last - start)  # what none of these rows sees is not even read
-    add_product(
-        count, width // LANES, scratch.output, row * width, width, scores, first, TILE, scratch.values, first * width,
-        width, last - first,
-    )  # fmt: skip
-
-
-@inlined
-def _weigh(scratch: Scratch, row: int, at: int, begin: int, end: int) -> None:
-    """Scores [at, at + TILE) -> weights of the values; the row's peak, mass and output move to the new peak.
-
-    Only positions begin .. end of the tile count.
-    """
-    scores = scratch.scores
-    for j in range(0, TILE, LANES):
-        simd.store(scores, at + j, simd.multiply(simd.load(scores, at + j), simd.load(scratch.key_scales, j)))
-    _mask(scores, at, begin, end, _NONE_YET)
-    top = simd.load(scores, at)
-    for j in range(LANES, TILE, LANES):
-        top = simd.larger(top, simd.load(scores, at + j))
-    tile_peak = simd.largest_lane(top)
-    if tile_peak > scratch.peak[row]:
-        _rescale(scratch, row, exp_fp32(scratch.peak[row] - tile_peak))
-        scratch.peak[row] = tile_peak
-    peak = simd.splat(scratch.peak[row])
-    for j in range(0, TILE, LANES):
-        simd.store(scores, at + j, exp_lanes(simd.subtract(simd.load(scores, at + j), peak)))
-    _mask(scores, at, begin, end, _ZERO)
-    mass = simd.load(scratch.mass, row * LANES)
-    for j in range(0, TILE, LANES):
-        weights = simd.load(scores, at + j)
-        mass = simd.add(mass, weights)
-        simd.store(scores, at + j, simd.multiply(weights, simd.load(scratch.value_scales, j)))
-    simd.store(scratch.mass, row * LANES, mass)
-
-
-@inlined
-def _mask(scores: Any, at: int, begin: int, end: int, value: np.float32) -> None:
-    for j in range(begin):
-        scores[at + j] = value
-    for j in range(end, TILE):
-        scores[at + j] = value
-
-
-@inlined
-def _rescale(scratch: Scratch, row: int, factor: np.float32) -> None:
-    factors = simd.splat(factor)
-    simd.store(scratch.mass, row * LANES, simd.multiply(simd.load(scratch.mass, row * LANES), factors))
-    for at in range(row * scratch.width, (row + 1) * scratch.width, LANES):
-        simd.store(scratch.output, at, simd.multiply(simd.load(scratch.output, at), factors))
+    first, first_end = _visible(problem, unit, 0)
+    last_begin, last = _visible(problem, unit, unit[NUM_QUERIES] - 1)
+    if problem.layer.k_scale == 0:
+        attend_float_partition(problem, unit, partition, first, first_end, last, scratch)
+    else:
+        attend_byte_partition(problem, unit, partition, first, first_end, last_begin, last, scratch)
 
 
 @inlined
@@ -189,7 +118,7 @@ def _reset_total(scratch: Scratch, rows: int) -> None:
 
 
 @inlined
-def _fold(scratch: Scratch, rows: int, part: Any, part_row: int) -> None:
+def _fold(problem: Problem, scratch: Scratch, rows: int, part: Any, part_row: int) -> None:
     """Joins one partition's rows (peak, mass, output from `part_row` on) with the totals; a row that saw nothing in
     it stays as it was."""
     width = scratch.width
@@ -199,7 +128,10 @@ def _fold(scratch: Scratch, rows: int, part: Any, part_row: int) -> None:
         if part_mass == _ZERO:
             continue
         peak = max(scratch.total_peak[row], part_peak)
-        old_factor, new_factor = exp_fp32(scratch.total_peak[row] - peak), exp_fp32(part_peak - peak)
+        if problem.layer.k_scale == 0:
+            old_factor, new_factor = exp_fp32(scratch.total_peak[row] - peak), exp_fp32(part_peak - peak)
+        else:
+            old_factor, new_factor = exp2_fp32(scratch.total_peak[row] - peak), exp2_fp32(part_peak - peak)
         scratch.total_peak[row] = peak
         scratch.total_mass[row] = simd.fma(scratch.total_mass[row], old_factor, part_mass * new_factor)
         olds, news = simd.splat(old_factor), simd.splat(new_factor)
@@ -221,12 +153,17 @@ def _store_slot(scratch: Scratch, rows: int, slots: Any, slot_row: int) -> None:
 
 @inlined
 def _write_output(problem: Problem, unit: Any, scratch: Scratch) -> None:
-    output = simd.floats(problem.output)
+    output, head_dim, width = simd.floats(problem.output), problem.layer.head_dim, scratch.width
     for i in range(unit[NUM_QUERIES]):
-        target = _row_offset(problem, unit, i)
         for g in range(problem.group_size):
-            row = i * problem.group_size + g
-            for d in range(problem.layer.head_dim):
-                value = scratch.total_output[row * scratch.width + d] / scratch.total_mass[row]
+            target, source = _row_offset(problem, unit, i) + g * head_dim, (i * problem.group_size + g) * width
+            mass = simd.splat(scratch.total_mass[i * problem.group_size + g])
+            for at in range(source, source + width, LANES):
                 # + 0: a masked position's exact zero may have turned a -0 into +0, or not
-                output[target + g * problem.layer.head_dim + d] = value + _ZERO
+                value = simd.add(simd.divide(simd.load(scratch.total_output, at), mass), simd.splat(_ZERO))
+                simd.store(scratch.total_output, at, value)
+            if problem.layer.k_scale == 0:
+                for d in range(head_dim):
+                    output[target + d] = scratch.total_output[source + d]
+            else:
+                write_columns(scratch.total_output, source, output, target, head_dim)

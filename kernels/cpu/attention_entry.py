@@ -6,8 +6,8 @@ import numba
 import numpy as np
 
 from kernels.cpu import simd
-from kernels.cpu.attention import finish_split_unit, run_task
-from kernels.cpu.compiling import compiled, entry_point
+from kernels.cpu.calls import call_with_fields_6
+from kernels.cpu.compiling import entry_point
 from kernels.cpu.plan import (
     NOT_SPLIT,
     SLOT,
@@ -17,27 +17,21 @@ from kernels.cpu.plan import (
     plan_tasks,
     plan_units,
     split_units,
-    unit_rows,
 )
 from kernels.cpu.problem import (
     LAYER_FIELDS,
     PROBLEM_FIELDS,
     Layer,
     Problem,
+    flat_fields,
     lay_out_scratch,
     scratch_size,
-    slot_pointers,
     slot_size,
 )
 
 _F32, _I64 = numba.types.float32, numba.types.int64
 _I64_ROWS, _COUNTER, _FLOATS = _I64[:, ::1], _I64[::1], _F32[::1]
 _PLAN = numba.types.Tuple((_I64_ROWS, _I64_ROWS, _FLOATS, _I64))
-
-
-@compiled
-def _slot_pointers(problem: Problem, slots: np.ndarray) -> Any:
-    return slot_pointers(slots.ctypes.data, slots.size // slot_size(problem) * unit_rows(problem.group_size))
 
 
 @entry_point(_I64(LAYER_FIELDS, _F32, PROBLEM_FIELDS))
@@ -65,10 +59,10 @@ def plan_attention(layer_fields: tuple[int, ...], scale: float, fields: tuple[in
     return units, plan_tasks(units), slots, work.sum()
 
 
-@entry_point(numba.types.void(LAYER_FIELDS, _F32, PROBLEM_FIELDS, _I64_ROWS, _I64_ROWS, _FLOATS, _COUNTER))
+@entry_point(numba.types.void(_I64, LAYER_FIELDS, _F32, PROBLEM_FIELDS, _I64_ROWS, _I64_ROWS, _FLOATS, _COUNTER))
 def run_attention_tasks(
-    layer_fields: tuple[int, ...], scale: float, fields: tuple[int, ...], units: Any, tasks: Any, slots: Any,
-    next_task: Any,
+    attend: int, layer_fields: tuple[int, ...], scale: float, fields: tuple[int, ...], units: Any, tasks: Any,
+    slots: Any, next_task: Any,
 ) -> None:  # fmt: skip
     """Takes tasks until none is left; threads may share `next_task`, which starts at 0."""
     problem = Problem(Layer(*layer_fields), scale, *fields)
@@ -77,23 +71,27 @@ def run_attention_tasks(
     if t >= tasks.shape[0]:
         return
     memory = np.empty(scratch_size(problem), np.float32)
-    scratch, pointers = lay_out_scratch(problem, memory.ctypes.data), _slot_pointers(problem, slots)
+    lay_out_scratch(problem, memory.ctypes.data)
+    flat, num_slots = flat_fields(layer_fields, scale, fields), slots.size // slot_size(problem)
     while t < tasks.shape[0]:
-        unit = simd.ints64(units[tasks[t, TASK_UNIT]].ctypes.data)
-        run_task(problem, unit, tasks[t, TASK_BEGIN], tasks[t, TASK_END], scratch, pointers)
+        call_with_fields_6(
+            attend, flat, units[tasks[t, TASK_UNIT]].ctypes.data, tasks[t, TASK_BEGIN], tasks[t, TASK_END],
+            memory.ctypes.data, slots.ctypes.data, num_slots,
+        )  # fmt: skip
         t = simd.take_next(counter)
     simd.keep_alive(memory)
 
 
-@entry_point(numba.types.void(LAYER_FIELDS, _F32, PROBLEM_FIELDS, _I64_ROWS, _FLOATS))
+@entry_point(numba.types.void(_I64, LAYER_FIELDS, _F32, PROBLEM_FIELDS, _I64_ROWS, _FLOATS))
 def finish_split_units(
-    layer_fields: tuple[int, ...], scale: float, fields: tuple[int, ...], units: Any, slots: Any
+    join: int, layer_fields: tuple[int, ...], scale: float, fields: tuple[int, ...], units: Any, slots: Any
 ) -> None:
     """After all tasks: joins the partitions of split units."""
     problem = Problem(Layer(*layer_fields), scale, *fields)
     memory = np.empty(scratch_size(problem), np.float32)
-    scratch, pointers = lay_out_scratch(problem, memory.ctypes.data), _slot_pointers(problem, slots)
+    lay_out_scratch(problem, memory.ctypes.data)
+    flat, num_slots = flat_fields(layer_fields, scale, fields), slots.size // slot_size(problem)
     for i in range(units.shape[0]):
         if units[i, SLOT] != NOT_SPLIT:
-            finish_split_unit(problem, simd.ints64(units[i].ctypes.data), scratch, pointers)
+            call_with_fields_6(join, flat, units[i].ctypes.data, 0, 0, memory.ctypes.data, slots.ctypes.data, num_slots)
     simd.keep_alive(memory)

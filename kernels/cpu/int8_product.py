@@ -4,17 +4,13 @@ A kernel is called by its address: the caller's code on disk serves whichever ke
 of it.
 """
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import numba
-from llvmlite import ir
 from numba import types
-from numba.core import cgutils
 
 from kernels.cpu import simd
-from kernels.cpu.compiling import compiled, intrinsic
-from kernels.cpu.simd import I64, index
+from kernels.cpu.calls import call_with_fields_2
+from kernels.cpu.compiling import called_by_address, compiled
 
 
 class Product(NamedTuple):
@@ -45,23 +41,11 @@ def read_product(address: int) -> Product:
     return Product(f[0], f[1], f[2], f[3], f[4], f[5], f[6], f[7], f[8], f[9], f[10], f[11], f[12])
 
 
-def panel_kernel(function: Callable[[int, int, int], None]) -> Any:
-    """Compiles a function of (address of a Product's fields, first panel, end panel), or loads it; the result has an
-    `address`."""
-    return numba.cfunc(types.void(types.int64, types.int64, types.int64), cache=True)(function)
+panel_kernel = called_by_address(3)
+"""Of (address of a Product's fields, first panel, end panel)."""
 
 
-@intrinsic
-def multiply_panels(typing: Any, kernel: Any, product: Any, first_panel: Any, end_panel: Any) -> Any:
+@compiled
+def multiply_panels(kernel: int, product: Product, first_panel: int, end_panel: int) -> None:
     """Writes the outputs of panels [first_panel, end_panel) of a Product, by the kernel at that address."""
-    i = types.int64
-
-    def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        memory = cgutils.alloca_once(builder, ir.ArrayType(I64, NUM_FIELDS))
-        for at, field in enumerate(cgutils.unpack_tuple(builder, args[1], NUM_FIELDS)):
-            builder.store(field, builder.gep(memory, [index(0), index(at)]))
-        function = builder.inttoptr(args[0], ir.FunctionType(ir.VoidType(), [I64] * 3).as_pointer())
-        builder.call(function, [builder.ptrtoint(memory, I64), args[2], args[3]])
-        return context.get_dummy_value()
-
-    return types.void(i, product, i, i), emit
+    call_with_fields_2(kernel, product, first_panel, end_panel)

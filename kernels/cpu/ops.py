@@ -15,6 +15,7 @@ from kernels.cpu.attention_entry import (
     plan_attention,
     run_attention_tasks,
 )
+from kernels.cpu.attention_kernel import ATTEND, JOIN
 from kernels.cpu.int8_matmul import CHOSEN, KERNELS
 from kernels.cpu.int8_ops import int8_product
 from kernels.cpu.int8_pack import PackedWeight
@@ -93,11 +94,11 @@ class CpuOps:
         next_task = np.zeros(1, np.int64)
 
         def run_tasks() -> None:
-            run_attention_tasks(*problem, units, tasks, slots, next_task)
+            run_attention_tasks(ATTEND, *problem, units, tasks, slots, next_task)
 
         self._run(run_tasks, num_threads if work > _SERIAL_ATTENTION_WORK else 1)
         if slots.size:
-            finish_split_units(*problem, units, slots)
+            finish_split_units(JOIN, *problem, units, slots)
         return output
 
     def quantize_rows(self, x: torch.Tensor) -> QuantizedRows:

@@ -6,10 +6,16 @@ import numba
 import numpy as np
 
 from kernels.cpu import simd
+from kernels.cpu.amx import TILE_BYTES
+from kernels.cpu.byte_amx import TILED_ROWS, tiles_are_granted
 from kernels.cpu.compiling import compiled
 from kernels.cpu.plan import TILE, unit_rows
 from kernels.cpu.products import MAX_ROWS
 from kernels.cpu.simd import LANES
+
+CHUNK_ROWS = 16
+"""Query rows of an INT8 layer whose scores are held at once."""
+_LINE = 16  # elements in a cache line
 
 
 class Layer(NamedTuple):
@@ -52,16 +58,35 @@ LAYER_FIELDS = numba.types.UniTuple(numba.types.int64, len(Layer._fields))
 PROBLEM_FIELDS = numba.types.UniTuple(numba.types.int64, len(Problem._fields) - 2)
 
 
-class Scratch(NamedTuple):
-    """Pointers into one worker's memory, fp32. Per row: peak, the largest score so far; mass, the sum of exponentials
-    relative to it (by lane within a partition); output, the weighted sum of values."""
+@compiled
+def flat_fields(layer: Any, scale: Any, fields: Any) -> Any:
+    """What `read_problem` reads: the layer's fields, the bits of the scale, and the others in their order."""
+    bits = np.int64(np.float32(scale).view(np.int32))
+    return (
+        layer[0], layer[1], layer[2], layer[3], layer[4], layer[5], layer[6], layer[7], layer[8], layer[9], layer[10],
+        layer[11], layer[12], layer[13], bits, fields[0], fields[1], fields[2], fields[3], fields[4], fields[5],
+        fields[6], fields[7], fields[8],
+    )  # fmt: skip
 
-    queries: Any  # [rows, head_dim], times the softmax scale
-    keys: Any  # [head_dim, TILE]
-    values: Any  # [TILE, width]
+
+@compiled
+def read_problem(address: int) -> Problem:
+    """From the address of `flat_fields`."""
+    f = simd.ints64(address)
+    layer = Layer(f[0], f[1], f[2], f[3], f[4], f[5], f[6], f[7], f[8], f[9], f[10], f[11], f[12], f[13])
+    scale = np.int32(f[14]).view(np.float32)
+    return Problem(layer, scale, f[15], f[16], f[17], f[18], f[19], f[20], f[21], f[22], f[23])
+
+
+class Scratch(NamedTuple):
+    """Pointers into one worker's memory, fp32 unless said otherwise. Per row: peak, the largest score so far; mass, the
+    sum of exponentials relative to it (by lane within a partition); output, the weighted sum of values. An unquantized
+    layer's scores are in natural units, an INT8 layer's in binary ones, and its outputs' columns in `byte_tiles`'
+    order."""
+
     key_scales: Any  # [TILE]
     value_scales: Any  # [TILE]
-    scores: Any  # [MAX_ROWS, TILE]; then the weights of the values
+    scores: Any  # [chunk, TILE]; then the weights of the values
     peak: Any  # [rows]
     mass: Any  # [rows, LANES]
     output: Any  # [rows, width]
@@ -69,6 +94,25 @@ class Scratch(NamedTuple):
     total_mass: Any  # [rows]
     total_output: Any  # [rows, width]
     width: int  # head_dim rounded up to whole lanes
+    # of an unquantized layer
+    queries: Any  # [rows, head_dim], times the softmax scale
+    keys: Any  # [head_dim, TILE]
+    values: Any  # [TILE, width]
+    # of an INT8 layer; `kernels.cpu.byte_attention` says what they mean
+    has_tiles: bool  # AMX's
+    depth: int  # head_dim rounded up to what an AMX tile holds of a row
+    query_bytes: Any  # [rows, 2, depth] int8
+    query_starts: Any  # [rows] int32
+    query_factors: Any  # [rows]
+    key_words: Any  # [depth / 4, TILE, 4] uint8
+    value_words: Any  # [TILE / 4, width, 4] int8
+    weight_bytes: Any  # [chunk, 2, TILE] uint8
+    products: Any  # [chunk, max(TILE, width)] int32; scores and products share their memory
+    tops: Any  # [chunk, LANES]
+    old_factors: Any  # [chunk]
+    new_factors: Any  # [chunk]
+    raising_factors: Any  # [chunk]
+    zeros: Any  # [TILED_ROWS] int32
 
 
 @compiled
@@ -90,29 +134,42 @@ def slot_size(problem: Problem) -> int:
 
 
 @compiled
+def _row_depth(problem: Problem) -> int:
+    return -(-problem.layer.head_dim // TILE_BYTES) * TILE_BYTES
+
+
+@compiled
 def scratch_size(problem: Problem) -> int:
     """Elements of one worker's memory."""
     rows, width = unit_rows(problem.group_size), row_width(problem)
-    return rows * (problem.layer.head_dim + 2 * width + LANES + 3) + TILE * (
-        problem.layer.head_dim + width + 2 + MAX_ROWS
-    )
+    either = rows * (2 * width + LANES + 3) + 2 * TILE
+    if problem.layer.k_scale == 0:
+        return 2 * _LINE + either + rows * problem.layer.head_dim + TILE * (problem.layer.head_dim + width + MAX_ROWS)
+    chunk = CHUNK_ROWS * (max(TILE, width) + TILE // 2 + LANES + 3)
+    depth = _row_depth(problem)
+    return 2 * _LINE + either + rows * (depth // 2 + 2) + TILE // 4 * (depth + width) + chunk + TILED_ROWS
 
 
 @compiled
 def scratch_at(problem: Problem, address: int) -> Scratch:
     """A worker's memory [scratch_size], cleared by `lay_out_scratch` before its first use."""
     rows, width, head_dim = unit_rows(problem.group_size), row_width(problem), problem.layer.head_dim
-    keys = address + 4 * rows * head_dim
-    values = keys + 4 * TILE * head_dim
-    key_scales = values + 4 * TILE * width
-    scores = key_scales + 4 * TILE * 2
-    peak = scores + 4 * TILE * MAX_ROWS
-    mass = peak + 4 * rows * 3
-    output = mass + 4 * rows * LANES
+    depth, is_plain = _row_depth(problem), problem.layer.k_scale == 0
+    line = -(-address // (4 * _LINE)) * 4 * _LINE
+    # first what whole vectors are read from, so that each lies in one cache line
+    output = line + 4 * _LINE  # the line before says whether there are tiles
+    mass = output + 4 * 2 * rows * width
+    key_scales = mass + 4 * rows * LANES
+    scores = key_scales + 4 * 2 * TILE
+    tops = scores + 4 * (MAX_ROWS * TILE if is_plain else CHUNK_ROWS * max(TILE, width))
+    keys = tops + (0 if is_plain else 4 * CHUNK_ROWS * LANES)
+    values = keys + (4 * head_dim if is_plain else depth) * TILE
+    queries = values + (4 if is_plain else 1) * width * TILE
+    weights = queries + (4 * rows * head_dim if is_plain else 2 * rows * depth)
+    peak = weights + (0 if is_plain else CHUNK_ROWS * 2 * TILE)
+    factors = peak + 4 * rows * 3
+    chunk_factors = factors + 4 * rows * 2
     return Scratch(
-        queries=simd.floats(address),
-        keys=simd.floats(keys),
-        values=simd.floats(values),
         key_scales=simd.floats(key_scales),
         value_scales=simd.floats(key_scales + 4 * TILE),
         scores=simd.floats(scores),
@@ -123,16 +180,42 @@ def scratch_at(problem: Problem, address: int) -> Scratch:
         total_mass=simd.floats(peak + 4 * 2 * rows),
         total_output=simd.floats(output + 4 * rows * width),
         width=width,
+        queries=simd.floats(queries),
+        keys=simd.floats(keys),
+        values=simd.floats(values),
+        has_tiles=simd.ints32(line)[0] != 0,
+        depth=depth,
+        query_bytes=simd.bytes_signed(queries),
+        query_starts=simd.ints32(factors),
+        query_factors=simd.floats(factors + 4 * rows),
+        key_words=simd.bytes_unsigned(keys),
+        value_words=simd.bytes_signed(values),
+        weight_bytes=simd.bytes_unsigned(weights),
+        products=simd.ints32(scores),
+        tops=simd.floats(tops),
+        old_factors=simd.floats(chunk_factors),
+        new_factors=simd.floats(chunk_factors + 4 * CHUNK_ROWS),
+        raising_factors=simd.floats(chunk_factors + 4 * 2 * CHUNK_ROWS),
+        zeros=simd.ints32(chunk_factors + 4 * 3 * CHUNK_ROWS),
     )
 
 
 @compiled
 def lay_out_scratch(problem: Problem, address: int) -> Scratch:
-    """As `scratch_at`; initializes what is read before it is written: lanes of padding, and what a partial tile
-    leaves of keys and scales."""
+    """As `scratch_at`; initializes what is read before it is written: lanes of padding, what a partial tile leaves of
+    keys and scales, and whether there are tiles."""
+    line = -(-address // (4 * _LINE)) * 4 * _LINE
+    simd.ints32(line)[0] = np.int32(tiles_are_granted())
     scratch = scratch_at(problem, address)
-    for i in range(TILE * (problem.layer.head_dim + scratch.width)):
-        scratch.keys[i] = np.float32(0.0)
-    for i in range(2 * TILE):
+    if problem.layer.k_scale == 0:
+        for i in range(TILE * problem.layer.head_dim):
+            scratch.keys[i] = np.float32(0.0)
+        for i in range(TILE * scratch.width):
+            scratch.values[i] = np.float32(0.0)
+    else:
+        for i in range(TILED_ROWS):
+            scratch.zeros[i] = np.int32(0)
+    for i in range(TILE):
         scratch.key_scales[i] = np.float32(1.0)
+        scratch.value_scales[i] = np.float32(1.0)
     return scratch

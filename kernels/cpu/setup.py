@@ -1,9 +1,12 @@
 """Where numba keeps the compiled kernels. It reads the folder when a compiled module is imported, so that import must
 happen inside `compiled_code_kept_in`; nothing compiles later."""
 
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
 
 import filelock
@@ -12,6 +15,9 @@ import numba
 from kernels.cpu.code_folder import DONE, code_folder
 
 _IMPORT_LOCK = threading.Lock()
+_COMPILED_APART = "kernels.cpu.attention_kernel"
+_COMPILED_MEANWHILE = ("kernels.cpu.step_entry", "kernels.cpu.int8_matmul", "kernels.cpu.quantize")
+"""Two halves of what there is to compile; neither needs the other's code."""
 
 
 @contextmanager
@@ -34,8 +40,28 @@ def compiled_code_kept_in(cache_dir: Path | None) -> Iterator[None]:
         before = numba.config.CACHE_DIR
         numba.config.CACHE_DIR = str(folder)
         try:
+            if not (folder / DONE).exists():
+                _compile_on_two_cores(folder)
             yield
             (folder / DONE).touch()
         finally:
             numba.config.CACHE_DIR = before
             lock.release()
+
+
+def _compile_on_two_cores(folder: Path) -> None:
+    """One half in a process of its own, which leaves its code in `folder`. Should it fail, the import that follows
+    compiles here what is missing, or says why it cannot."""
+    script = (
+        f"import sys; sys.path[:] = {sys.path!r}\n"
+        f"import numba; numba.config.CACHE_DIR = {str(folder)!r}\n"
+        f"import {_COMPILED_APART}"
+    )
+    command = [sys.executable, "-P", "-c", script]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as other:  # noqa: S603
+        try:
+            for module in _COMPILED_MEANWHILE:
+                import_module(module)
+        except BaseException:
+            other.kill()
+            raise

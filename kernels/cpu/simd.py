@@ -84,6 +84,14 @@ def store(typing: Any, pointer: Any, at: Any, value: Any) -> Any:
 
 
 @intrinsic
+def load_words(typing: Any, pointer: Any, at: Any) -> Any:
+    """Sixteen lanes from an int32 pointer, converted to fp32, ties to even."""
+    return lanes(pointer, types.int64), lambda context, builder, signature, args: builder.sitofp(
+        builder.load(words_at(builder, args[0], args[1]), align=4), VECTOR
+    )
+
+
+@intrinsic
 def splat(typing: Any, value: Any) -> Any:
     return lanes(types.float32), lambda context, builder, signature, args: splatted(builder, args[0])
 
@@ -123,6 +131,20 @@ def zero_where_less(typing: Any, a: Any, b: Any, value: Any) -> Any:
 
 
 @intrinsic
+def keep_between(typing: Any, value: Any, other: Any, begin: Any, end: Any) -> Any:
+    """Lanes begin .. end - 1 of `value`, the rest of `other`; int32 bounds may lie outside the lanes."""
+
+    def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        value, other, begin, end = args
+        order = ir.Constant(WORDS, list(range(LANES)))
+        is_past_begin = builder.icmp_signed(">=", order, splatted_words(builder, begin))
+        is_before_end = builder.icmp_signed("<", order, splatted_words(builder, end))
+        return builder.select(builder.and_(is_past_begin, is_before_end), value, other)
+
+    return lanes(lanes, lanes, types.int32, types.int32), emit
+
+
+@intrinsic
 def fma(typing: Any, a: Any, b: Any, c: Any) -> Any:
     """a * b + c, rounded once; of lanes or of fp32 scalars."""
     kind, llvm_type = (lanes, VECTOR) if a is lanes else (types.float32, F32)
@@ -143,8 +165,41 @@ def power_of_two(typing: Any, shifted: Any) -> Any:
 
 
 @intrinsic
+def times_power_of_two(typing: Any, value: Any, shifted: Any) -> Any:
+    """value * 2^n for `shifted` as above, value within 1/2 .. 2, -125 <= n <= 0: n is added to the exponent."""
+
+    def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        raised = builder.shl(builder.bitcast(args[1], WORDS), words(23))
+        return builder.bitcast(builder.add(builder.bitcast(args[0], WORDS), raised), VECTOR)
+
+    return lanes(lanes, lanes), emit
+
+
+@intrinsic
 def largest_lane(typing: Any, value: Any) -> Any:
     return types.float32(lanes), lambda context, builder, signature, args: _tree(builder, args[0], _larger)
+
+
+@intrinsic
+def largest_lanes(typing: Any, pointer: Any, at: Any) -> Any:
+    """The largest lane of each of sixteen vectors, side by side in memory."""
+    return lanes(pointer, types.int64), lambda context, builder, signature, args: _rows_reduced(
+        builder, [builder.load(lanes_at(builder, args[0], args[1], LANES * n), align=4) for n in range(LANES)], _larger
+    )
+
+
+@intrinsic
+def power_to_fill_16_bits(typing: Any, largest: Any) -> Any:
+    """The power of two that makes each lane, not negative, round to 2^15 .. 2^16 - 1, but at most 2^126."""
+
+    def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        # half a step of 16 bits, in the places of 24, so that what rounds to 2^16 counts as that
+        up = builder.add(builder.bitcast(args[0], WORDS), words(1 << 7))
+        exponent = builder.lshr(up, words(23))
+        limited = builder.select(builder.icmp_signed(">", exponent, words(16)), exponent, words(16))
+        return builder.bitcast(builder.shl(builder.sub(words(127 + 127 + 15), limited), words(23)), VECTOR)
+
+    return lanes(lanes), emit
 
 
 @intrinsic
@@ -162,6 +217,20 @@ def take_next(typing: Any, counter: Any) -> Any:
 
 
 @intrinsic
+def fetch_line(typing: Any, address: Any) -> Any:
+    """Asks for the cache line at an address, to be read soon; the address need not be readable."""
+
+    def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        pointer = builder.inttoptr(args[0], I8.as_pointer())
+        kind = ir.FunctionType(ir.VoidType(), [pointer.type, I32, I32, I32])
+        function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
+        builder.call(function, [pointer, I32(0), I32(3), I32(1)])
+        return context.get_dummy_value()
+
+    return types.void(types.int64), emit
+
+
+@intrinsic
 def keep_alive(typing: Any, array: Any) -> Any:
     """Does nothing, later than everything before it: an array whose address is in use must not be freed sooner."""
     return types.void(array), lambda context, builder, signature, args: context.get_dummy_value()
@@ -176,6 +245,19 @@ def _tree(builder: Any, value: Any, combine: Callable[[Any, Any, Any], Any]) -> 
     return builder.extract_element(value, ir.Constant(I32, 0))
 
 
+def _rows_reduced(builder: Any, rows: list[Any], combine: Callable[[Any, Any, Any], Any]) -> Any:
+    """Lane n: all lanes of rows[n], combined as a tree, the lower lane first."""
+    distance = LANES // 2
+    while distance:
+        low = [n if not n & distance else LANES + n - distance for n in range(LANES)]
+        high = [n + distance if not n & distance else LANES + n for n in range(LANES)]
+        orders = [ir.Constant(WORDS, order) for order in (low, high)]
+        pairs = list(zip(rows[:distance], rows[distance:], strict=True))
+        rows = [combine(builder, *(builder.shuffle_vector(a, b, order) for order in orders)) for a, b in pairs]
+        distance //= 2
+    return rows[0]
+
+
 def fma_function(builder: Any, llvm_type: Any) -> Any:
     suffix = f"v{LANES}f32" if llvm_type is VECTOR else "f32"
     return cgutils.get_or_insert_function(
@@ -187,8 +269,20 @@ def lanes_at(builder: Any, pointer: Any, at: Any, offset: int = 0) -> Any:
     return builder.bitcast(builder.gep(pointer, [builder.add(at, index(offset))]), VECTOR.as_pointer())
 
 
+def words_at(builder: Any, pointer: Any, at: Any) -> Any:
+    return builder.bitcast(builder.gep(pointer, [at]), WORDS.as_pointer())
+
+
 def splatted(builder: Any, scalar: Any) -> Any:
-    undefined = ir.Constant(VECTOR, ir.Undefined)
+    return _splatted(builder, scalar, VECTOR)
+
+
+def splatted_words(builder: Any, scalar: Any) -> Any:
+    return _splatted(builder, scalar, WORDS)
+
+
+def _splatted(builder: Any, scalar: Any, vector: Any) -> Any:
+    undefined = ir.Constant(vector, ir.Undefined)
     single = builder.insert_element(undefined, scalar, ir.Constant(I32, 0))
     return builder.shuffle_vector(single, undefined, words(0))
 

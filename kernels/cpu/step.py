@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from kernels.batch import KVLayerView
 from kernels.cpu import step_fields as f
 from kernels.cpu.attention_entry import first_bad_sequence
+from kernels.cpu.attention_kernel import ATTEND, JOIN
 from kernels.cpu.int8_matmul import CHOSEN_KERNEL
 from kernels.cpu.int8_pack import PANEL_OUTPUTS, pack_weight
 from kernels.cpu.kv_write import first_bad_slot
@@ -97,7 +98,7 @@ class CompiledStep:
             len(self._layers), model.embedding.shape[1], model.num_heads, model.num_kv_heads, model.head_dim,
             self._intermediate, model.hadamard_block, _fp32_bits(model.eps), _fp32_bits(model.head_dim**-0.5),
             model.embedding.data_ptr(), model.cos.data_ptr(), model.sin.data_ptr(), self._layers.ctypes.data,
-            self._head.ctypes.data, CHOSEN_KERNEL,
+            self._head.ctypes.data, CHOSEN_KERNEL, ATTEND, JOIN,
         )  # fmt: skip
         return fields
 

@@ -41,7 +41,7 @@ def plan_step(fields: Any, window: int) -> Any:
 @entry_point(numba.types.UniTuple(_I64, 2)(_I64S))
 def attention_sizes(fields: Any) -> Any:
     """fp32 elements of one thread's memory, and of one slot of a split unit."""
-    problem = f.attention_problem(simd.ints64(fields.ctypes.data), 0, 0)
+    problem = f.any_problem(simd.ints64(fields.ctypes.data))
     return scratch_size(problem), slot_size(problem)
 
 
@@ -120,7 +120,7 @@ def run_step(fields: Any, counters: Any, scratch: Any, ticks: Any) -> None:
     is_timed = ticks.size > 0 and thread == 0
     if is_timed:
         record_ticks(simd.ints64(ticks.ctypes.data), IDLE)
-    lay_out_scratch(f.attention_problem(step, 0, 0), memory)
+    lay_out_scratch(f.any_problem(step), memory)
     in_layers = step[f.NUM_LAYERS] * PHASES_PER_LAYER
     for phase in range(in_layers + 3):
         if phase == 0:

@@ -9,7 +9,7 @@ import numpy as np
 
 from kernels.cpu import simd
 from kernels.cpu.compiling import compiled
-from kernels.cpu.problem import Layer, Problem
+from kernels.cpu.problem import Layer, Problem, flat_fields
 
 ALIGNMENT = 64
 """Rows of quantized activations are padded to this many bytes."""
@@ -24,6 +24,7 @@ ALIGNMENT = 64
     LAYERS,  # [num_layers, LAYER_COLUMNS] int64
     HEAD,  # PRODUCT_COLUMNS int64
     PRODUCT_KERNEL,  # for `multiply_panels`
+    ATTEND, JOIN,  # of `attention_kernel`
     KV,  # int64, as `Layer`: the first layer's
     # the batch: T tokens, R rows of logits
     NUM_THREADS,
@@ -45,7 +46,7 @@ ALIGNMENT = 64
     GATE_UP,  # [T, 2 * intermediate] fp32
     LOGITS,  # [R, V] fp32
     NUM_FIELDS,
-) = range(39)  # fmt: skip
+) = range(41)  # fmt: skip
 
 # columns of a product; see `int8_matmul`
 VALUES, CORRECTIONS, SCALES, BIAS, NUM_OUTPUTS, PADDED_DEPTH, PRODUCT_COLUMNS = range(7)
@@ -79,9 +80,18 @@ def kv_layer(step: Any, layer: int) -> Layer:
 
 
 @compiled
-def attention_problem(step: Any, layer: int, window: int) -> Problem:
-    return Problem(
-        kv_layer(step, layer), fp32_field(step, ATTENTION_SCALE), step[QUERIES], step[ATTENDED],
-        step[NUM_HEADS] // step[NUM_KV_HEADS], window, step[QUERY_START], step[CONTEXT_LENS], step[BLOCK_TABLES],
+def attention_fields(step: Any, layer: int, window: int) -> Any:
+    """As `problem.flat_fields`."""
+    group_size = step[NUM_HEADS] // step[NUM_KV_HEADS]
+    others = (
+        step[QUERIES], step[ATTENDED], group_size, window, step[QUERY_START], step[CONTEXT_LENS], step[BLOCK_TABLES],
         step[TABLE_WIDTH], step[NUM_SEQUENCES],
     )  # fmt: skip
+    return flat_fields(kv_layer(step, layer), fp32_field(step, ATTENTION_SCALE), others)
+
+
+@compiled
+def any_problem(step: Any) -> Problem:
+    """For sizes, which do not depend on the layer."""
+    group_size = step[NUM_HEADS] // step[NUM_KV_HEADS]
+    return Problem(kv_layer(step, 0), np.float32(1.0), 0, 0, group_size, 0, 0, 0, 0, 0, 0)

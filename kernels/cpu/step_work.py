@@ -10,14 +10,13 @@ import numpy as np
 
 from kernels.cpu import simd
 from kernels.cpu import step_fields as f
-from kernels.cpu.attention import finish_split_unit, run_task
+from kernels.cpu.calls import call_with_fields_6
 from kernels.cpu.compiling import compiled
 from kernels.cpu.hadamard import hadamard_in_place
 from kernels.cpu.int8_pack import PANEL_OUTPUTS
 from kernels.cpu.int8_product import Product, multiply_panels
 from kernels.cpu.kv_write import write_position
-from kernels.cpu.plan import NOT_SPLIT, SLOT, TASK_BEGIN, TASK_COLUMNS, TASK_END, TASK_UNIT, UNIT_COLUMNS, unit_rows
-from kernels.cpu.problem import Problem, scratch_at, slot_pointers
+from kernels.cpu.plan import NOT_SPLIT, SLOT, TASK_BEGIN, TASK_COLUMNS, TASK_END, TASK_UNIT, UNIT_COLUMNS
 from kernels.cpu.quantize import quantize_row
 from kernels.cpu.rows import rms_norm_row, rope_head, silu_mul_row, sum_squares
 
@@ -148,27 +147,25 @@ def plan_of(step: Any, layer: int) -> Any:
 
 
 @compiled
-def _partial_slots(plan: Any, problem: Problem) -> Any:
-    return slot_pointers(plan[f.PARTIAL_SLOTS], plan[f.NUM_SLOTS] * unit_rows(problem.group_size))
-
-
-@compiled
 def attend(task: int, step: Any, layer: int, scratch: int) -> None:
     plan = plan_of(step, layer)
-    problem = f.attention_problem(step, layer, plan[f.WINDOW])
     columns = simd.ints64(plan[f.TASKS] + 8 * task * TASK_COLUMNS)
-    unit = simd.ints64(plan[f.UNITS] + 8 * columns[TASK_UNIT] * UNIT_COLUMNS)
-    slots = _partial_slots(plan, problem)
-    run_task(problem, unit, columns[TASK_BEGIN], columns[TASK_END], scratch_at(problem, scratch), slots)
+    unit = plan[f.UNITS] + 8 * columns[TASK_UNIT] * UNIT_COLUMNS
+    call_with_fields_6(
+        step[f.ATTEND], f.attention_fields(step, layer, plan[f.WINDOW]), unit, columns[TASK_BEGIN], columns[TASK_END],
+        scratch, plan[f.PARTIAL_SLOTS], plan[f.NUM_SLOTS],
+    )  # fmt: skip
 
 
 @compiled
 def join_split_unit(task: int, step: Any, layer: int, scratch: int) -> None:
     plan = plan_of(step, layer)
-    unit = simd.ints64(plan[f.UNITS] + 8 * task * UNIT_COLUMNS)
-    if unit[SLOT] != NOT_SPLIT:
-        problem = f.attention_problem(step, layer, plan[f.WINDOW])
-        finish_split_unit(problem, unit, scratch_at(problem, scratch), _partial_slots(plan, problem))
+    unit = plan[f.UNITS] + 8 * task * UNIT_COLUMNS
+    if simd.ints64(unit)[SLOT] != NOT_SPLIT:
+        call_with_fields_6(
+            step[f.JOIN], f.attention_fields(step, layer, plan[f.WINDOW]), unit, 0, 0, scratch, plan[f.PARTIAL_SLOTS],
+            plan[f.NUM_SLOTS],
+        )  # fmt: skip
 
 
 @compiled

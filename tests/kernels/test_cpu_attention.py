@@ -128,6 +128,12 @@ def test_values_agree_with_the_reference(ops: Ops, helpers_always: None, case: d
     largest_q, largest_k, largest_v = q.norm(dim=-1).max(), 5.0 * head_dim**0.5, 5.0
     score_error = (head_dim + 8) * FP32_ROUNDING * largest_q * largest_k * scale
     tolerance = float(largest_v * (4 * score_error + 2 * max(contexts) * FP32_ROUNDING))
+    if case["is_quantized"]:
+        # Each number of a query is off by at most half of its largest / 16256, which a key's numbers multiply. 2^x is
+        # off by 5 units in the last place. Each of a tile's weights is off by at most half of the largest / 2^15, and
+        # the tiles' largest weights add up to no more than the mass.
+        query_error = float(q.abs().max()) * scale / 16256 / 2 * head_dim * 5.0
+        tolerance += largest_v * (2 * query_error + 10 * FP32_ROUNDING + min(TILE, max(contexts)) * 2.0**-16)
     torch.testing.assert_close(out, expected, rtol=0, atol=tolerance)
 
 

@@ -1,0 +1,126 @@
+"""Attention over INT8 KV: bit for bit the arithmetic that is written down; exact products, by whatever instructions."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numba
+import numpy as np
+import pytest
+import torch
+
+from kernels.cpu.setup import compiled_code_kept_in
+from kernels.ops import select
+from tests.support.int8_attention_oracle import attend
+from tests.support.paged_kv import PagedKV
+
+CPU = torch.device("cpu")
+OPS = select(CPU, "cpu")
+with compiled_code_kept_in(None):
+    from kernels.cpu import byte_amx, byte_products, simd
+    from kernels.cpu.amx import configure_tiles, linux_grants_amx, release_tiles
+
+
+@pytest.fixture
+def helpers_always(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Even the smallest batch is shared between two threads."""
+    monkeypatch.setattr("kernels.cpu.ops._SERIAL_ATTENTION_WORK", 0)
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize(
+    ("head_dim", "block_size", "group_size", "window"),
+    [(64, 16, 3, 0), (64, 16, 3, 100), (64, 8, 1, 0), (20, 16, 5, 0), (80, 32, 2, 70), (128, 16, 4, 0)],
+)
+def test_every_bit_is_as_written_down(
+    helpers_always: None, head_dim: int, block_size: int, group_size: int, window: int
+) -> None:
+    contexts, query_lens, scale = [300, 65, 1], [21, 2, 1], head_dim**-0.5
+    paged = PagedKV(1, head_dim, block_size, contexts, seed=3)
+    random = torch.Generator().manual_seed(4)
+    for sequence, context_len in enumerate(contexts):
+        sizes = torch.exp(torch.randn(context_len, 1, 1, generator=random))  # so that peaks move and scales differ
+        paged.write(sequence, 0, *(torch.randn(2, context_len, 1, head_dim, generator=random) * sizes))
+    q = torch.randn(sum(query_lens), group_size, head_dim, generator=random)
+    rows = [(s, *shape) for s, shape in enumerate(zip(contexts, query_lens, strict=True))]
+    out = OPS.paged_attention(q, paged.layer, paged.batch(rows), scale, window).numpy()
+    expected, token = np.empty_like(out), 0
+    for sequence, context_len, query_len in rows:
+        stored = _stored(paged, sequence, context_len)
+        for position in range(context_len - query_len, context_len):
+            begin = max(position + 1 - window, 0) if window else 0
+            k, k_scale, v, v_scale = (values[: position + 1] for values in stored)
+            for head in range(group_size):
+                row = q[token, head].numpy()
+                expected[token, head] = attend(row, k, k_scale, v, v_scale, scale, begin, position + 1)
+            token += 1
+    assert np.array_equal(out.view(np.int32), expected.view(np.int32))
+
+
+def _stored(paged: PagedKV, sequence: int, context_len: int) -> list[np.ndarray]:
+    """K [n, D] int8, its scales [n] fp32, V, its scales."""
+    slots = paged.slots(sequence, 0, context_len)
+    blocks, offsets = slots // paged.block_size, slots % paged.block_size
+    layer = paged.layer
+    assert layer.k_scale is not None
+    assert layer.v_scale is not None
+    tensors = (layer.k, layer.k_scale.float(), layer.v, layer.v_scale.float())
+    return [tensor[blocks, 0, offsets].numpy() for tensor in tensors]
+
+
+def test_a_score_too_large_for_fp32_spoils_its_row_only() -> None:
+    paged = PagedKV(1, 64, 16, [70], seed=5)
+    k, v = torch.randn(2, 70, 1, 64, generator=torch.Generator().manual_seed(6))
+    paged.write(0, 0, k, v)
+    q = torch.randn(20, 1, 64, generator=torch.Generator().manual_seed(7))
+    batch = paged.batch([(0, 70, 20)])
+    expected = OPS.paged_attention(q, paged.layer, batch, 1.0, 0)
+    q[3] *= 3e38 / q[3].abs().max()
+    out = OPS.paged_attention(q, paged.layer, batch, 1.0, 0)
+    assert out[3].isnan().all()
+    out[3] = expected[3]
+    assert out.equal(expected)
+
+
+_generic_keys = byte_products.byte_tile(3, 4, is_b_unsigned=True, add_fours=byte_products.add_fours_generically)
+_generic_values = byte_products.byte_tile(3, 4, is_b_unsigned=False, add_fours=byte_products.add_fours_generically)
+
+
+@numba.njit
+def _multiply(way: int, y: Any, start: Any, a: Any, b: Any, low_at: int) -> None:
+    sums, starts = simd.ints32(y.ctypes.data), simd.ints32(start.ctypes.data)
+    signed_a, unsigned_a = simd.bytes_signed(a.ctypes.data), simd.bytes_unsigned(a.ctypes.data)
+    signed_b, unsigned_b = simd.bytes_signed(b.ctypes.data), simd.bytes_unsigned(b.ctypes.data)
+    if way == 0:
+        byte_products.key_product(16, sums, 0, 64, starts, 0, signed_a, 0, 128, low_at, unsigned_b, 16)
+        byte_products.value_product(16, 4, sums, 1024, 64, starts, unsigned_a, 0, 128, low_at, signed_b, 0, 256, 16)
+    elif way == 1:
+        for r in range(0, 15, 3):
+            _generic_keys(sums, r * 64, 64, starts, r, signed_a, r * 128, 128, low_at, 7, unsigned_b, 0, 256, 16)
+            at = 1024 + r * 64
+            _generic_values(sums, at, 64, starts, 0, unsigned_a, r * 128, 128, low_at, 8, signed_b, 0, 256, 16)
+    else:
+        configure_tiles(16, 0)
+        byte_amx.tiled_key_product(sums, 0, 64, starts, 0, signed_a, 0, 128, low_at, unsigned_b, 16)
+        byte_amx.tiled_value_product(4, sums, 1024, 64, starts, unsigned_a, 0, 128, low_at, signed_b, 256, 16)
+        release_tiles()
+
+
+def test_products_are_exact_by_every_instruction() -> None:
+    random = np.random.default_rng(8)
+    a = random.integers(0, 256, (16, 2, 64), np.uint8)  # rows, high and low, depth
+    b = random.integers(0, 256, (16, 64, 4), np.uint8)  # steps, lanes, depth
+    a[0], b[:, 0] = 127, 255  # the largest sums there are
+    matrix = b.transpose(0, 2, 1).reshape(64, 64)
+    signed = a.view(np.int8).astype(np.int64)
+    keys = (signed[:, 0] * 128 + signed[:, 1]) @ matrix.astype(np.int64)
+    values = (a[:, 0].astype(np.int64) * 256 + a[:, 1]) @ matrix.view(np.int8).astype(np.int64)
+    expected = np.stack([keys, values]).astype(np.int32)
+    ways = [0, 1] + ([2] if byte_amx.IS_COMPILED and linux_grants_amx() else [])
+    for way in ways:
+        sums = np.zeros((2, 16, 64), np.int32)
+        _multiply(way, sums, np.zeros(16, np.int32), a, b, 64)
+        rows = 15 if way == 1 else 16
+        assert np.array_equal(sums[:, :rows], expected[:, :rows]), f"way {way}"
