@@ -7,8 +7,10 @@ from dataclasses import dataclass, field
 from prometheus_client import CollectorRegistry
 
 from common.errors import Unavailable
+from gateway.fleet import Fleet
 from gateway.generation import Dispatcher
 from gateway.observe import RequestObserver
+from gateway.operator_access import OperatorAccess
 from gateway.served_model import ModelProvider, ServedModel
 
 
@@ -28,6 +30,8 @@ class GatewayServices:
     model: ModelProvider
     observer: RequestObserver
     registry: CollectorRegistry  # what /metrics shows
+    fleet: Fleet
+    operator: OperatorAccess
     why_not_ready: Callable[[], str | None]  # None: there is a way to serve; else the reason, for /readyz
     tenants_by_api_key: Mapping[str, str] | None = None  # None: no authentication, one tenant
     limits: GatewayLimits = field(default_factory=GatewayLimits)

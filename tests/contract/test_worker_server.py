@@ -47,7 +47,7 @@ async def test_a_port_in_use_is_named(server: WorkerServer) -> None:
     port = server.address.rpartition(":")[2]
     for host in ("127.0.0.1", "0.0.0.0"):
         with pytest.raises(ConfigError, match=rf"{host}:{port}.*in use"):
-            WorkerServer(f"{host}:{port}")
+            WorkerServer(f"{host}:{port}", allow_unencrypted=True)
 
 
 @pytest.mark.parametrize("address", ["localhost", ":50051", "localhost:http", "", "127.0.0.1:99999"])
