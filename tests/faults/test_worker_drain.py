@@ -21,7 +21,7 @@ def worker_pid(running: StackProcess, package: str) -> int:
 @pytest.mark.parametrize(("package", "service"), [("decode_svc", "decode-0"), ("prefill_svc", "prefill-0")])
 def test_what_streams_goes_on_to_its_end(package: str, service: str, tmp_path: Path) -> None:
     tiny = str(make_tiny_model(tmp_path / "tiny", "llama"))
-    with stack_process(tmp_path / "state", "1p1d", tiny, "--no-speculation") as running:
+    with stack_process(tmp_path / "state", "1p1d", tiny, "--no-speculation", "--no-restart") as running:
         model = running.client.get("/v1/models").json()["data"][0]["id"]
         body = {"model": model, "prompt": "a", "max_tokens": NUM_TOKENS, "temperature": 0, "ignore_eos": True}
         body |= {"stream": True, "stream_options": {"include_usage": True}}
