@@ -46,9 +46,7 @@ def services_of(options: StackOptions, ports: Iterator[int]) -> list[Service]:
             addresses[role].append(f"{LOOPBACK}:{port}")
             argv = _worker_argv(role, f"{role}-{number}{of_stack}", port, role_flags)
             until_ready = partial(until_grpc_serving, LOOPBACK, port, connector)
-            services.append(
-                Service(f"{role}-{number}{of_stack}", argv, STAGE_WORKER, until_ready, options.restart)
-            )
+            services.append(Service(f"{role}-{number}{of_stack}", argv, STAGE_WORKER, until_ready, options.restart))
     return [*services, _gateway(options, addresses, redis_url)]
 
 

@@ -72,7 +72,8 @@ class WorkerParts:
 async def run_worker(
     settings: EngineSettings, role: "worker_pb2.Role", make_service: Callable[[WorkerParts], WorkerService]
 ) -> None:
-    """Runs until SIGTERM or a call of Drain, and an orderly end. Raises ConfigError or ModelLoadError when it cannot start."""
+    """Runs until SIGTERM or a call of Drain, and an orderly end. Raises ConfigError or ModelLoadError when it cannot
+    start."""
     name = worker_pb2.Role.Name(role).removeprefix("ROLE_").lower()
     tls = load_identity(settings.tls_dir)
     # The port first: that it is in use should not be found out after the model was loaded.
@@ -123,7 +124,7 @@ class _Worker:
         worker_pb2_grpc.add_WorkerServicer_to_server(servicer, server.grpc_server)
 
     async def serve(self, server: WorkerServer) -> None:
-        """Until a signal or a call, and the drain after it. Raises when the engine or a background task ends by itself."""
+        """Until it is told to end, and the drain after that. Raises when the engine or a background task ends."""
         announcing = asyncio.create_task(self._announce(server.address))
         background = [asyncio.create_task(self._service.run_background())]
         if self._publisher is not None:

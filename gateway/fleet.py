@@ -10,7 +10,9 @@ from gateway.worker import Worker
 DRAIN_TIMEOUT_S = 5.0
 
 
-class Fleet:
+class RegistryFleet:
+    """Implements `services.Fleet` over the workers that are configured."""
+
     def __init__(self, registry: Registry) -> None:
         self._registry = registry
 

@@ -24,7 +24,7 @@ from gateway.config import GatewaySettings, read_api_keys, read_operator_key, re
 from gateway.deployment import Deployment
 from gateway.discovery import Discovery
 from gateway.dispatch import DispatchPolicy, HandOffDispatcher
-from gateway.fleet import Fleet
+from gateway.fleet import RegistryFleet
 from gateway.http_server import HttpServer, bind, url_of
 from gateway.metrics import DispatchMetrics, show_peak_memory
 from gateway.observe import TelemetryObserver
@@ -86,7 +86,7 @@ class Gateway:
             model=self.model,
             observer=TelemetryObserver(telemetry.tracer, prometheus),
             registry=prometheus,
-            fleet=Fleet(self.registry),
+            fleet=RegistryFleet(self.registry),
             operator=OperatorAccess(
                 read_operator_key(settings.operator_key_file) if settings.operator_key_file else None,
                 is_local=is_loopback(settings.host),

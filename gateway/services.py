@@ -3,15 +3,16 @@
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from prometheus_client import CollectorRegistry
 
 from common.errors import Unavailable
-from gateway.fleet import Fleet
 from gateway.generation import Dispatcher
 from gateway.observe import RequestObserver
 from gateway.operator_access import OperatorAccess
 from gateway.served_model import ModelProvider, ServedModel
+from gateway.wire_json import Json
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +21,14 @@ class GatewayLimits:
 
     max_body_bytes: int = 2**20
     max_choices: int = 128  # n times the number of prompts
+
+
+class Fleet(Protocol):
+    """The workers, as their operator deals with them."""
+
+    def describe(self) -> list[Json]: ...
+
+    async def drain(self, name: str, *, force: bool) -> Json: ...
 
 
 @dataclass(frozen=True, slots=True)

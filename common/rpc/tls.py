@@ -9,6 +9,7 @@ import ssl
 import threading
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, cast
 
 import grpc
 
@@ -74,7 +75,9 @@ class TlsIdentity:
     def server_credentials(self) -> grpc.ServerCredentials:
         """For one server. Clients need a certificate of the CA. The files are looked at before every handshake."""
         return grpc.dynamic_ssl_server_credentials(
-            _server_configuration(self._material), self._changed_configuration, require_client_authentication=True
+            _server_configuration(self._material),
+            cast(Any, self._changed_configuration),  # None, for no change, is missing in the stubs
+            require_client_authentication=True,
         )
 
     def channel_credentials(self) -> grpc.ChannelCredentials:

@@ -78,7 +78,7 @@ def check_rollout(manifests: Manifests) -> Problems:
             wait_s = workload.spec.get("minReadySeconds", 0)
             if wait_s < interval_s + MEETING_S:
                 yield (
-                    f"{workload.label}: minReadySeconds is {wait_s}, less than {interval_s:g} (the gateways' look-up) + "
+                    f"{workload.label}: minReadySeconds is {wait_s}, less than {interval_s:g} (the look-up) + "
                     f"{MEETING_S:g} (cached names, reconnecting)"
                 )
 

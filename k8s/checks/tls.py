@@ -1,4 +1,4 @@
-"""Mutual TLS between the services: all of them or none, with files that are there, and names that their peers expect."""
+"""Mutual TLS between the services: all of them or none, with files that are there and names that peers expect."""
 
 from common.config import Settings
 from common.rpc.address import is_loopback

@@ -36,7 +36,9 @@ def gateway_files(tmp_path: Path) -> Path:
 
 
 @asynccontextmanager
-async def serving(files: Path, host: str = "127.0.0.1", health_address: str | None = None) -> AsyncIterator[WorkerServer]:
+async def serving(
+    files: Path, host: str = "127.0.0.1", health_address: str | None = None
+) -> AsyncIterator[WorkerServer]:
     server = WorkerServer(f"{host}:0", tls=TlsIdentity(files), health_address=health_address)
     await server.start()
     try:
@@ -61,9 +63,9 @@ async def refusal(channel: grpc.aio.Channel) -> str:
 async def test_both_sides_show_a_certificate_of_the_deployments_authority(
     worker_files: Path, gateway_files: Path
 ) -> None:
-    async with serving(worker_files) as server:
-        async with Connector(TlsIdentity(gateway_files)).open(server.address) as channel:
-            assert await is_served(channel)
+    connector = Connector(TlsIdentity(gateway_files))
+    async with serving(worker_files) as server, connector.open(server.address) as channel:
+        assert await is_served(channel)
 
 
 async def test_a_worker_of_another_authority_is_not_talked_to(tmp_path: Path, gateway_files: Path) -> None:

@@ -73,7 +73,7 @@ async def test_the_end_of_one_that_may_not_restart_is_the_stacks(events: Events,
 
 async def test_one_that_cannot_start_any_more_is_given_up_with_its_log(events: Events, tmp_path: Path) -> None:
     script = tmp_path / "once.sh"
-    script.write_text(f'echo begins; if [ -e {tmp_path}/again ]; then exit 3; fi; touch {tmp_path}/again; sleep 60')
+    script.write_text(f"echo begins; if [ -e {tmp_path}/again ]; then exit 3; fi; touch {tmp_path}/again; sleep 60")
     ready = asyncio.Event()
 
     async def until_ready() -> None:

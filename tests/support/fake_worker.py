@@ -154,6 +154,11 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
         changed, self._status_changed = self._status_changed, asyncio.Event()
         changed.set()
 
+    @property
+    def num_open(self) -> int:
+        """Reservations, jobs and sequences."""
+        raise NotImplementedError
+
     def check_integrity(self) -> None:
         raise NotImplementedError
 

@@ -15,7 +15,7 @@ from prometheus_client import CollectorRegistry
 
 from common.tokenizer import Tokenizer
 from gateway.app import GatewayLimits, GatewayServices, create_app
-from gateway.fleet import Fleet
+from gateway.fleet import RegistryFleet
 from gateway.observe import TelemetryObserver
 from gateway.operator_access import OperatorAccess
 from gateway.registry import Registry
@@ -53,7 +53,7 @@ class TestGateway:
                 model=self.model,
                 observer=TelemetryObserver(provider.get_tracer("test"), self.registry),
                 registry=self.registry,
-                fleet=Fleet(self.workers),
+                fleet=RegistryFleet(self.workers),
                 operator=self.operator,
                 why_not_ready=lambda: self.not_ready,
                 tenants_by_api_key=self.tenants_by_api_key,

@@ -1,4 +1,4 @@
-"""`twostroke drain` against a gateway that answers as told; the whole way is in tests/faults/test_rolling_restart.py."""
+"""`twostroke drain` against a gateway that answers as told; the whole way is `make rolling`."""
 
 import time
 from collections.abc import Callable

@@ -1,5 +1,6 @@
 """Looking at workers and draining one: who may, whom it reaches, and what is refused."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -94,7 +95,13 @@ async def test_a_worker_that_cannot_be_reached_is_named() -> None:
 
 @pytest.mark.parametrize(
     ("authorization", "status"),
-    [(None, 401), ("Bearer", 401), ("Bearer wrong", 401), (f"Basic {KEY.decode()}", 401), (f"Bearer {KEY.decode()}", 404)],
+    [
+        (None, 401),
+        ("Bearer", 401),
+        ("Bearer wrong", 401),
+        (f"Basic {KEY.decode()}", 401),
+        (f"Bearer {KEY.decode()}", 404),
+    ],
 )
 async def test_with_a_key_only_its_holder_may(authorization: str | None, status: int) -> None:
     """A tenant's key is not enough."""
@@ -128,7 +135,38 @@ async def test_a_browser_cannot_be_made_to_drain() -> None:
 def test_an_operators_key_that_can_be_guessed_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "key"
     path.write_text("short\n")
-    with pytest.raises(ConfigError, match="operator_key_file.* at least 16"):
+    with pytest.raises(ConfigError, match=r"operator_key_file.* at least 16"):
         read_operator_key(path)
     path.write_bytes(KEY + b"\n")
     assert read_operator_key(path) == KEY
+
+
+async def test_workers_that_are_drained_and_restarted_one_by_one_fail_no_request() -> None:
+    """The gateway's part of a rolling restart; `make rolling` does it with real workers."""
+    stack = two_each()
+    async with gateway_over(stack) as gateway:
+        is_over = asyncio.Event()
+        num_right = 0
+
+        async def ask(client: int) -> None:
+            nonlocal num_right
+            seed = client
+            while not is_over.is_set():
+                outcome = await stack.run(make_generation(seed=seed))
+                assert outcome.token_ids == wanted(make_generation(seed=seed))
+                num_right += 1
+                seed += 10
+
+        clients = [asyncio.create_task(ask(client)) for client in range(4)]
+        for fake in stack.fakes:
+            assert (await put(gateway, fake.worker_id)).status_code == 200
+            await stack.until_draining(fake)
+            while fake.num_open:
+                await asyncio.sleep(0)
+            await fake.stop()
+            fake.set_status(is_draining=False)
+            await fake.start()
+            await stack.until_ready(fake)
+        is_over.set()
+        await asyncio.gather(*clients)
+        assert num_right >= len(clients)
