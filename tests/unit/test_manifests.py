@@ -269,3 +269,12 @@ def test_mutual_tls_is_on_but_where_an_overlay_says_that_it_is_not(overlay: str,
         prefix = name.upper().replace("-", "_")
         assert (f"{prefix}_TLS_DIR" in environment) == is_encrypted
         assert f"{prefix}_TLS_DIR" in Manifests(BASE).environment(workload(Manifests(BASE), name))
+
+
+def test_what_comes_from_a_secret_is_not_read() -> None:
+    objects = copy.deepcopy(BASE)
+    entry = _variable(objects, DECODE, "TWOSTROKE_DECODE_REDIS_URL")
+    entry["valueFrom"] = {"secretKeyRef": {"name": "index", "key": "url"}}
+    manifests = Manifests(objects)
+    assert "TWOSTROKE_DECODE_REDIS_URL" not in manifests.environment(workload(manifests, DECODE))
+    assert policy_faults(objects) == []
