@@ -77,7 +77,7 @@ async def run_worker(
     name = worker_pb2.Role.Name(role).removeprefix("ROLE_").lower()
     tls = load_identity(settings.tls_dir)
     # The port first: that it is in use should not be found out after the model was loaded.
-    server = _make_server(settings, f"twostroke.v1.{name.capitalize()}", tls)
+    server = make_server(settings, f"twostroke.v1.{name.capitalize()}", tls)
     worker_id = settings.worker_id or f"{name}-{socket.gethostname()}-{secrets.token_hex(3)}"
     telemetry = setup_telemetry(f"twostroke-{name}", worker_id, state_dir())
     make_parts = partial(WorkerParts, _load(settings), telemetry, Connector(tls))
@@ -173,7 +173,8 @@ class _Worker:
             self._fatal.set_exception(error)
 
 
-def _make_server(settings: EngineSettings, service_name: str, tls: TlsIdentity | None) -> WorkerServer:
+def make_server(settings: EngineSettings, service_name: str, tls: TlsIdentity | None) -> WorkerServer:
+    """Raises ConfigError where the settings would have it serve other machines unencrypted, or the port is in use."""
     return WorkerServer(
         f"{settings.host}:{settings.port}",
         (service_name,),

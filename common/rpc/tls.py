@@ -19,6 +19,7 @@ log = logging.getLogger("twostroke.tls")
 
 CERTIFICATE_FILE, KEY_FILE, CA_FILE = "tls.crt", "tls.key", "ca.crt"
 """As Kubernetes names the keys of a TLS secret, and cert-manager the one of the CA."""
+_FILES = (CERTIFICATE_FILE, KEY_FILE, CA_FILE)
 
 WORKER_NAME = "twostroke-worker"
 """In every worker's certificate, and in no other: what a client of a worker insists on."""
@@ -60,10 +61,10 @@ class TlsIdentity:
         """Raises ConfigError when the files are not usable; later changes that are not are logged and ignored."""
         self._folder = folder
         self._lock = threading.Lock()
+        self._seen = _signature(folder)
         self._material = read_material(folder)
         self._version = 1
         self._served_version = 0
-        self._complaint = ""
 
     @property
     def version(self) -> int:
@@ -97,19 +98,20 @@ class TlsIdentity:
             return _server_configuration(self._material)
 
     def _refresh(self) -> None:
-        try:
-            if _read(self._folder) == self._material:
-                self._complaint = ""
-                return
-            self._material = read_material(self._folder)
-        except ConfigError as error:
-            if error.message != self._complaint:
-                log.error("the certificate in use stays: %s", error.message)
-            self._complaint = error.message
+        """Asked before every connection, so it costs little while nothing has changed."""
+        signature = _signature(self._folder)
+        if signature == self._seen:
             return
-        self._version += 1
-        self._complaint = ""
-        log.info("the certificate files in %s have changed; new connections use them", self._folder)
+        self._seen = signature
+        try:
+            material = read_material(self._folder)
+        except ConfigError as error:
+            log.error("the certificate in use stays: %s", error.message)
+            return
+        if material != self._material:
+            self._material = material
+            self._version += 1
+            log.info("the certificate files in %s have changed; new connections use them", self._folder)
 
 
 def load_identity(folder: Path | None) -> TlsIdentity | None:
@@ -117,8 +119,21 @@ def load_identity(folder: Path | None) -> TlsIdentity | None:
     return None if folder is None else TlsIdentity(folder)
 
 
+def _signature(folder: Path) -> list[tuple[int, int, int] | None]:
+    """Differs after every change of a file, whether it was written, replaced, or reached through another link."""
+    return [_signature_of(folder / name) for name in _FILES]
+
+
+def _signature_of(path: Path) -> tuple[int, int, int] | None:
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_ino, found.st_mtime_ns, found.st_size
+
+
 def _read(folder: Path) -> TlsMaterial:
-    return TlsMaterial(*(_read_file(folder / name) for name in (CERTIFICATE_FILE, KEY_FILE, CA_FILE)))
+    return TlsMaterial(*(_read_file(folder / name) for name in _FILES))
 
 
 def _read_file(path: Path) -> bytes:

@@ -10,12 +10,16 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from common.engine_config import EngineSettings
 from common.errors import ConfigError
 from common.rpc.channel import Connector, open_channel
 from common.rpc.server import WorkerServer
 from common.rpc.tls import CA_FILE, CERTIFICATE_FILE, KEY_FILE, TlsIdentity
 from common.sampling import SamplingParams
+from common.worker import make_server
+from decode_svc.config import DecodeSettings
 from prefill_svc.channels import ChannelPool
+from prefill_svc.config import PrefillSettings
 from tests.support.certificates import authority, replace_files
 from tests.support.fake_workers import FakeDecode
 from tests.support.gateway_stack import PATIENCE_S, GatewayStack
@@ -125,6 +129,31 @@ async def test_files_that_became_useless_are_named_and_the_old_ones_stay(
                     assert await is_served(channel)
         assert caplog.text.count("the certificate in use stays") == 1
         assert str(worker_files / KEY_FILE) in caplog.text
+        replace_files(worker_files, tmp_path / "other")  # the other half: a certificate that only the next one knows
+        async with connector.open(server.address) as channel:
+            assert await is_served(channel)
+
+
+def test_files_behind_a_link_that_is_turned_are_a_change(tmp_path: Path) -> None:
+    """How Kubernetes changes a mounted secret."""
+    for name in ("first", "second"):
+        authority("ours").issue(tmp_path / name)
+    (tmp_path / "current").symlink_to("first")
+    connector = Connector(TlsIdentity(tmp_path / "current"))
+    assert [connector.version, connector.version] == [1, 1]
+    (tmp_path / "fresh").symlink_to("second")
+    (tmp_path / "fresh").replace(tmp_path / "current")
+    assert connector.version == 2
+
+
+@pytest.mark.parametrize("settings", [PrefillSettings, DecodeSettings])
+async def test_workers_listen_as_their_settings_say(settings: type[EngineSettings], worker_files: Path) -> None:
+    with pytest.raises(ConfigError, match="--allow-unencrypted"):
+        make_server(settings(host=ANYONE_IPV4), "x", None)
+    await make_server(settings(host=ANYONE_IPV4, allow_unencrypted=True), "x", None).stop(0.0)
+    server = make_server(settings(host=ANYONE_IPV4, health_port=0), "x", TlsIdentity(worker_files))
+    assert server.health_address is not None
+    await server.stop(0.0)
 
 
 @pytest.mark.parametrize("name", [CERTIFICATE_FILE, KEY_FILE, CA_FILE])
