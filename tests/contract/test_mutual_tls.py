@@ -221,7 +221,9 @@ async def test_prefill_opens_its_channels_to_decode_anew_when_its_certificate_ch
         assert (await watch.read()).status == health_pb2.HealthCheckResponse.SERVING
         for files in (worker_files, gateway_files):
             replace_files(files, authority("next").issue(tmp_path / "next"))
-        assert await is_served(pool.get(server.address))
+        new = pool.get(server.address)
+        assert new is not old
+        assert await is_served(new)
         await server.set_serving(False)
         assert (await watch.read()).status == health_pb2.HealthCheckResponse.NOT_SERVING, "an open call goes on"
         await pool.close()
