@@ -34,6 +34,9 @@ test: $(VENV)/dev.stamp redis-server ## run every test
 check: check-format check-lint check-types check-imports check-sizes check-proto check-manifests ## format, lint, types, imports, sizes, generated code, manifests
 	@echo "make check: all good"
 
+rolling: $(VENV)/dev.stamp redis-server ## drain and restart every worker of a 2p2d stack under load: no request may fail
+	$(PY) -m pytest -m long tests/faults/test_rolling_restart.py $(ARGS)
+
 bench: $(VENV)/run.stamp ## time the kernels, measure what INT8 KV costs in quality, replay traffic against local stacks
 	$(PY) -m bench.kernels_bench $(ARGS)
 	$(PY) -m bench.kv_quality
@@ -85,6 +88,7 @@ check-manifests: $(VENV)/dev.stamp
 redis-server:
 	@command -v redis-server >/dev/null || { \
 		package=redis-server; reason="The tests need a real Redis server."; $(APT_INSTALL); }
+	@command -v openssl >/dev/null || { package=openssl; reason="The tests make certificates."; $(APT_INSTALL); }
 
 $(VENV)/dev.stamp: $(VENV)/run.stamp
 	$(PIP_INSTALL) -c constraints.txt -e '.[engine,local,dev]'
@@ -113,5 +117,5 @@ $(VENV)/created:
 	echo "Creating $(VENV) with $$("$$found" --version)"; \
 	"$$found" -m venv $(VENV) && touch $@
 
-.PHONY: help run demo test check bench replay compare proto install format clean redis-server \
+.PHONY: help run demo test check rolling bench replay compare proto install format clean redis-server \
 	check-format check-lint check-types check-imports check-sizes check-proto check-manifests

@@ -22,6 +22,8 @@ from decode_svc.sequence import Sequence
 from decode_svc.stream import QueueListener, SequenceStream
 from decode_svc.transfer import Transfer
 
+DRAIN_POLL_S = 0.02
+
 
 @dataclass(frozen=True, slots=True)
 class DecodeLimits:
@@ -119,7 +121,9 @@ class DecodeServicer(decode_pb2_grpc.DecodeServicer):
     async def drain(self) -> None:
         """Takes nothing new; returns when the last stream has ended and no transfer is open."""
         self._is_draining = True
-        await self._idle.wait()
+        while self._num_calls or self._receiver.num_open:
+            await self._idle.wait()
+            await asyncio.sleep(DRAIN_POLL_S)  # a reservation's call may still come, or its lease end
 
     def load(self) -> tuple[int, int]:
         """(calls in flight, transfers open)."""

@@ -9,6 +9,7 @@ from pydantic_settings import NoDecode, SettingsConfigDict
 from common.config import Settings
 from common.errors import ConfigError
 
+MIN_SECRET_BYTES = 16
 Addresses = Annotated[tuple[str, ...], NoDecode]
 
 
@@ -24,10 +25,17 @@ class GatewaySettings(Settings):
     decode: Addresses = Field((), description="addresses of decode workers")
     model_name: str | None = Field(None, description="the model's name in the API; default: what the workers say")
 
+    tls_dir: Path | None = Field(
+        None, description="folder with tls.crt, tls.key and ca.crt, for mutual TLS with the workers; none: plain text"
+    )
+
     redis_url: str | None = Field(None, description="the prefix index; none: routing by load alone")
     index_timeout_ms: float = Field(50.0, gt=0, description="longest wait for the prefix index")
 
     api_keys_file: Path | None = Field(None, description="lines of `tenant key`; none: open to everyone")
+    operator_key_file: Path | None = Field(
+        None, description="key of the operator's routes; none: they serve only where `host` is this machine's"
+    )
     server_secret_file: Path | None = Field(
         None, description="what tenant salts are derived from; none: drawn at start"
     )
@@ -79,13 +87,21 @@ def split_address(address: str) -> tuple[str, int]:
 
 
 def read_server_secret(path: Path) -> bytes:
+    return _read_secret("server_secret_file", path)
+
+
+def read_operator_key(path: Path) -> bytes:
+    return _read_secret("operator_key_file", path)
+
+
+def _read_secret(setting: str, path: Path) -> bytes:
     """The file's bytes; at least 16, so that it cannot be guessed."""
     try:
         secret = path.read_bytes().strip()
     except OSError as error:
-        raise ConfigError(f"server_secret_file {path}: {error.strerror}") from None
-    if len(secret) < 16:
-        raise ConfigError(f"server_secret_file {path} holds {len(secret)} bytes; it needs at least 16")
+        raise ConfigError(f"{setting} {path}: {error.strerror}") from None
+    if len(secret) < MIN_SECRET_BYTES:
+        raise ConfigError(f"{setting} {path} holds {len(secret)} bytes; it needs at least {MIN_SECRET_BYTES}")
     return secret
 
 

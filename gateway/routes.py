@@ -18,6 +18,7 @@ from gateway.quote import quote
 from gateway.schemas import BodyT, ChatBody, CompletionBody, parse_body
 from gateway.served_model import ModelCard, ServedModel
 from gateway.services import GatewayServices
+from gateway.transfer_fields import refuse_transfer_fields
 from gateway.wire_json import Json
 
 INLINE_BODY_BYTES = 16_384
@@ -82,6 +83,7 @@ class _Generations:
         record.operation = endpoint.operation
         tenant = self.authenticate(request)
         tells_transfer = wants_transfer(request.headers)
+        refuse_transfer_fields(request.headers, request.query_params)
         content = await read_body(request, self._services.limits.max_body_bytes)
         body = await in_thread_if(
             len(content) > INLINE_BODY_BYTES, lambda: parse_body(schema, parse_body_bytes(content))

@@ -12,18 +12,23 @@ from common.config import state_dir
 from common.logs import fields
 from common.prefix_index.base import INDEX_NAMESPACE, PrefixIndex
 from common.prefix_index.redis import RedisPrefixIndex
+from common.rpc.address import is_loopback
+from common.rpc.channel import Connector
+from common.rpc.tls import load_identity
 from common.stop_signals import stop_signals
 from common.telemetry.setup import Telemetry, setup_telemetry
 from common.tokenizer import Tokenizer
 from gateway.admission import Admission
 from gateway.app import create_app
-from gateway.config import GatewaySettings, read_api_keys, read_server_secret
+from gateway.config import GatewaySettings, read_api_keys, read_operator_key, read_server_secret
 from gateway.deployment import Deployment
 from gateway.discovery import Discovery
 from gateway.dispatch import DispatchPolicy, HandOffDispatcher
+from gateway.fleet import RegistryFleet
 from gateway.http_server import HttpServer, bind, url_of
 from gateway.metrics import DispatchMetrics, show_peak_memory
 from gateway.observe import TelemetryObserver
+from gateway.operator_access import OperatorAccess
 from gateway.placement import Role
 from gateway.prefix_lookup import PrefixLookup
 from gateway.readiness import Readiness
@@ -46,7 +51,9 @@ class Gateway:
         prometheus = CollectorRegistry()
         metrics = DispatchMetrics(prometheus)
         self.admission = Admission(settings.max_active_requests)
-        self.registry = Registry(clock, model_name=settings.model_name)
+        self.registry = Registry(
+            clock, model_name=settings.model_name, connector=Connector(load_identity(settings.tls_dir))
+        )
         prometheus.register(WorkerCollector(self.registry.workers))
         show_peak_memory(prometheus)
         self.discovery = Discovery(
@@ -79,6 +86,11 @@ class Gateway:
             model=self.model,
             observer=TelemetryObserver(telemetry.tracer, prometheus),
             registry=prometheus,
+            fleet=RegistryFleet(self.registry),
+            operator=OperatorAccess(
+                read_operator_key(settings.operator_key_file) if settings.operator_key_file else None,
+                is_local=is_loopback(settings.host),
+            ),
             why_not_ready=self.readiness.why_not_ready,
             tenants_by_api_key=read_api_keys(settings.api_keys_file) if settings.api_keys_file else None,
             limits=GatewayLimits(max_body_bytes=settings.max_body_bytes),

@@ -22,6 +22,8 @@ from gateway.placement import Role, WorkerView
 GenerateCall = grpc.aio.UnaryStreamCall[decode_pb2.GenerateRequest, decode_pb2.GenerateEvent]
 RunCall = grpc.aio.UnaryStreamCall[prefill_pb2.PrefillRequest, prefill_pb2.PrefillEvent]
 
+REASON_TIMEOUT_S = 1.0
+
 _TRANSPORT_TROUBLE = frozenset(
     {
         grpc.StatusCode.UNAVAILABLE,
@@ -96,6 +98,15 @@ class Worker:
         self.last_progress_s = 0.0
         self.claims: set[Claim] = set()
         self._clock = clock
+        self._use(channel)
+
+    def replace_channel(self, channel: grpc.aio.Channel) -> grpc.aio.Channel:
+        """Calls from now on go through `channel`. Returns the old one, for the caller to close."""
+        old = self._channel
+        self._use(channel)
+        return old
+
+    def _use(self, channel: grpc.aio.Channel) -> None:
         self._channel = channel
         self._worker = worker_pb2_grpc.WorkerStub(channel)
         self._decode = decode_pb2_grpc.DecodeStub(channel)
@@ -147,8 +158,15 @@ class Worker:
 
     async def describe(self, timeout_s: float) -> worker_pb2.WorkerInfo:
         """Waits for the connection for up to `timeout_s`."""
+        request = worker_pb2.DescribeRequest()
         async with calling(self.name):
-            return await self._worker.Describe(worker_pb2.DescribeRequest(), timeout=timeout_s, wait_for_ready=True)
+            try:
+                return await self._worker.Describe(request, timeout=timeout_s, wait_for_ready=True)
+            except grpc.aio.AioRpcError as error:
+                if error.code() is not grpc.StatusCode.DEADLINE_EXCEEDED:
+                    raise
+            # A call that does not wait is told what is wrong with the connection, such as a certificate.
+            return await self._worker.Describe(request, timeout=REASON_TIMEOUT_S)
 
     async def fetch_tokenizer(self, timeout_s: float) -> dict[str, bytes]:
         async with calling(self.name):
@@ -181,6 +199,11 @@ class Worker:
         request = worker_pb2.ReleaseRequest(transfer_id=transfer_id, generation=generation)
         async with calling(self.name):
             return (await self._worker.Release(request, timeout=timeout_s)).freed_blocks
+
+    async def drain(self, timeout_s: float) -> float:
+        """Takes the worker out of service; returns within how many seconds it will be gone."""
+        async with calling(self.name):
+            return (await self._worker.Drain(worker_pb2.DrainRequest(), timeout=timeout_s)).grace_s
 
     async def close(self, grace_s: float | None = None) -> None:
         """Calls in flight may end for `grace_s`."""

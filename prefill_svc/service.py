@@ -29,6 +29,7 @@ class PrefillService:
             model.runner.cache,
             PrefillLimits(model.fingerprint, model.config.vocab_size, model.max_model_len),
             parts.telemetry,
+            parts.connector,
         )
 
     def step(self) -> bool:

@@ -11,6 +11,7 @@ from common.ids import RequestId, TransferId, transfer_id_of
 from common.kv.block_hash import block_hashes, root_hash
 from common.kv.cache import KVCache
 from common.pb import prefill_pb2, prefill_pb2_grpc
+from common.rpc.channel import Connector
 from common.rpc.cleanup import Cleanups
 from common.rpc.convert import sampling_from_pb
 from common.telemetry.context import current_context
@@ -47,13 +48,14 @@ class PrefillServicer(prefill_pb2_grpc.PrefillServicer):
         cache: KVCache,
         limits: PrefillLimits,
         telemetry: Telemetry,
+        connector: Connector,
     ) -> None:
         self._engine = engine
         self._wake_engine = wake_engine
         self._cache = cache
         self._limits = limits
         self._telemetry = telemetry
-        self._channels = ChannelPool()
+        self._channels = ChannelPool(connector)
         self._cleanups = Cleanups()
         self._active: dict[TransferId, _ActiveJob] = {}
         self._idle = asyncio.Event()

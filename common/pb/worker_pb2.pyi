@@ -107,3 +107,13 @@ class ReleaseReply(_message.Message):
     FREED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     freed_blocks: int
     def __init__(self, freed_blocks: _Optional[int] = ...) -> None: ...
+
+class DrainRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class DrainReply(_message.Message):
+    __slots__ = ("grace_s",)
+    GRACE_S_FIELD_NUMBER: _ClassVar[int]
+    grace_s: float
+    def __init__(self, grace_s: _Optional[float] = ...) -> None: ...

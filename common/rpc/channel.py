@@ -6,6 +6,7 @@ import grpc
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from common.rpc.limits import CLIENT_OPTIONS
+from common.rpc.tls import WORKER_NAME, TlsIdentity
 
 if TYPE_CHECKING:  # generic for the type checker alone
     _UnaryUnary = grpc.aio.UnaryUnaryClientInterceptor[Any, Any]
@@ -21,15 +22,37 @@ else:
 _PROPAGATOR = TraceContextTextMapPropagator()
 
 
-def open_channel(address: str) -> grpc.aio.Channel:
-    """A channel to `host:port`, which connects when first used and reconnects by itself.
+class Connector:
+    """Opens channels to workers; with an identity under mutual TLS, else as plain text."""
 
-    The connection is plain text; this is the one place where TLS would come in. Pass streams of requests as an async
-    iterator: the call then ends with the peer's own error, where `write` on a finished call can only say that it is
-    finished.
-    """
-    interceptors = [_TraceUnaryUnary(), _TraceUnaryStream(), _TraceStreamUnary(), _TraceStreamStream()]
-    return grpc.aio.insecure_channel(address, options=CLIENT_OPTIONS, interceptors=cast(Any, interceptors))
+    def __init__(self, tls: TlsIdentity | None = None) -> None:
+        self._tls = tls
+
+    @property
+    def version(self) -> int:
+        """Rises when the identity's files change: channels opened before it show the old certificate for ever."""
+        return 0 if self._tls is None else self._tls.version
+
+    def open(self, address: str) -> grpc.aio.Channel:
+        """A channel to `host:port`, which connects when first used and reconnects by itself.
+
+        Pass streams of requests as an async iterator: the call then ends with the peer's own error, where `write` on a
+        finished call can only say that it is finished.
+        """
+        interceptors = cast(Any, [_TraceUnaryUnary(), _TraceUnaryStream(), _TraceStreamUnary(), _TraceStreamStream()])
+        if self._tls is None:
+            return grpc.aio.insecure_channel(address, options=CLIENT_OPTIONS, interceptors=interceptors)
+        return grpc.aio.secure_channel(
+            address,
+            self._tls.channel_credentials(),
+            options=(*CLIENT_OPTIONS, ("grpc.ssl_target_name_override", WORKER_NAME)),
+            interceptors=interceptors,
+        )
+
+
+def open_channel(address: str) -> grpc.aio.Channel:
+    """A channel as plain text; see `Connector.open`."""
+    return Connector().open(address)
 
 
 def _with_trace_context(details: grpc.aio.ClientCallDetails) -> grpc.aio.ClientCallDetails:

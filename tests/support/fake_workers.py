@@ -39,6 +39,10 @@ class FakeDecode(FakeWorker, decode_pb2_grpc.DecodeServicer):
         self.num_held_blocks = 0
         self.num_cached_tokens = 0
 
+    @property
+    def num_open(self) -> int:
+        return len(self.reservations) + len(self.sequences)
+
     def check_integrity(self) -> None:
         assert not self.reservations, f"{self.worker_id}: {len(self.reservations)} reservations are left"
         assert not self.sequences, f"{self.worker_id}: {len(self.sequences)} sequences are left"
@@ -151,6 +155,10 @@ class FakePrefill(FakeWorker, prefill_pb2_grpc.PrefillServicer):
         self.jobs: dict[bytes, int] = {}
         self.requests: list[prefill_pb2.PrefillRequest] = []
         self.num_cached_tokens = 0
+
+    @property
+    def num_open(self) -> int:
+        return len(self.jobs)
 
     def check_integrity(self) -> None:
         assert not self.jobs, f"{self.worker_id}: {len(self.jobs)} jobs are left"

@@ -14,9 +14,10 @@ from common.ids import TransferId, mint_transfer_id
 from common.kv.block_hash import block_hashes, root_hash
 from common.kv.block_pool import BlockPool
 from common.pb import decode_pb2, decode_pb2_grpc, prefill_pb2, prefill_pb2_grpc
-from common.rpc.channel import open_channel
+from common.rpc.channel import Connector
 from common.rpc.convert import layout_to_pb, sampling_to_pb
 from common.rpc.server import WorkerServer
+from common.rpc.tls import TlsIdentity
 from common.sampling import SamplingParams
 from common.telemetry.setup import make_telemetry
 from decode_svc.engine import DecodeEngine, SpeculationSettings
@@ -154,7 +155,12 @@ class WorkerPair:
 
 @asynccontextmanager
 async def worker_pair(
-    *, prefill_blocks: int = 64, decode_blocks: int = 64, prefill_budget: int = 8, decode_budget: int = 16
+    *,
+    prefill_blocks: int = 64,
+    decode_blocks: int = 64,
+    prefill_budget: int = 8,
+    decode_budget: int = 16,
+    tls: TlsIdentity | None = None,
 ) -> AsyncIterator[WorkerPair]:
     spans = InMemorySpanExporter()
     telemetry = make_telemetry("test", "worker", (SimpleSpanProcessor(spans),))
@@ -165,7 +171,10 @@ async def worker_pair(
     prefill_engine = PrefillEngine(prefill_runner, PrefillScheduler(prefill_pool, BLOCK_SIZE, prefill_budget, 100))
     prefill_thread = EngineThread(prefill_engine.step, fatal.append, "prefill")
     limits = PrefillLimits(FINGERPRINT, VOCAB, 200)
-    prefill_servicer = PrefillServicer(prefill_engine, prefill_thread.wake, prefill_runner.cache, limits, telemetry)
+    connector = Connector(tls)
+    prefill_servicer = PrefillServicer(
+        prefill_engine, prefill_thread.wake, prefill_runner.cache, limits, telemetry, connector
+    )
 
     decode_runner = FakeRunner(decode_blocks, BLOCK_SIZE, VOCAB)
     decode_pool = BlockPool(decode_blocks)
@@ -178,10 +187,10 @@ async def worker_pair(
     decode_limits = DecodeLimits(FINGERPRINT, fake_layout(BLOCK_SIZE), VOCAB, 200)
     decode_servicer = DecodeServicer(decode_engine, decode_thread.wake, receiver, decode_limits, telemetry)
 
-    prefill_server, decode_server = WorkerServer("127.0.0.1:0"), WorkerServer("127.0.0.1:0")
+    prefill_server, decode_server = WorkerServer("127.0.0.1:0", tls=tls), WorkerServer("127.0.0.1:0", tls=tls)
     prefill_pb2_grpc.add_PrefillServicer_to_server(prefill_servicer, prefill_server.grpc_server)
     decode_pb2_grpc.add_DecodeServicer_to_server(decode_servicer, decode_server.grpc_server)
-    channels = [open_channel(prefill_server.address), open_channel(decode_server.address)]
+    channels = [connector.open(prefill_server.address), connector.open(decode_server.address)]
     prefill_thread.start()
     decode_thread.start()
     await prefill_server.start()
