@@ -53,6 +53,9 @@ class WorkerService(Protocol):
 
     def take_index_changes(self) -> IndexChanges: ...
 
+    def count_held(self, hashes: list[BlockHash]) -> int:
+        """Leading blocks of `hashes` that are held now."""
+
     def held_hashes(self) -> Collection[BlockHash]: ...
 
 
@@ -112,6 +115,7 @@ class _Worker:
             self.model.prepared.tokenizer_files,
             self._status,
             self._service.release,
+            self._service.count_held,
         )
         worker_pb2_grpc.add_WorkerServicer_to_server(servicer, grpc_server)
 

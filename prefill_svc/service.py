@@ -41,6 +41,7 @@ class PrefillService:
         status = engine_status(self._engine.load(), self._engine.totals)
         status.is_draining = self._servicer.is_draining
         status.kv_bytes_moved = self._servicer.kv_bytes_pushed
+        status.num_refetched_blocks = self._servicer.num_refetched_blocks
         return status
 
     async def release(self, transfer_id: bytes, generation: int) -> int:
@@ -54,6 +55,9 @@ class PrefillService:
 
     def take_index_changes(self) -> IndexChanges:
         return self._engine.take_index_changes()
+
+    def count_held(self, hashes: list[BlockHash]) -> int:
+        return self._engine.count_held(hashes)
 
     def held_hashes(self) -> Collection[BlockHash]:
         return self._engine.held_hashes()

@@ -60,6 +60,7 @@ class PrefillServicer(prefill_pb2_grpc.PrefillServicer):
         self._idle.set()
         self._is_draining = False
         self.kv_bytes_pushed = 0
+        self.num_refetched_blocks = 0
 
     @property
     def is_draining(self) -> bool:
@@ -108,7 +109,7 @@ class PrefillServicer(prefill_pb2_grpc.PrefillServicer):
 
     def _make_job(self, request: prefill_pb2.PrefillRequest) -> PrefillJob:
         self._check(request)
-        token_ids = tuple(request.token_ids)
+        token_ids = (*request.token_ids, *request.output_token_ids)
         root = root_hash(request.fingerprint, request.tenant_salt)
         return PrefillJob(
             request_id=RequestId(request.request_id),
@@ -117,6 +118,7 @@ class PrefillServicer(prefill_pb2_grpc.PrefillServicer):
             sampling=sampling_from_pb(request.sampling),
             block_hashes=block_hashes(root, token_ids, self._cache.layout.block_size),
             arrived_s=time.monotonic(),
+            num_output_tokens=len(request.output_token_ids),
         )
 
     def _check(self, request: prefill_pb2.PrefillRequest) -> None:
@@ -125,12 +127,12 @@ class PrefillServicer(prefill_pb2_grpc.PrefillServicer):
             raise FingerprintMismatch(
                 f"the request is for model {request.fingerprint.hex()}, this worker serves {limits.fingerprint.hex()}"
             )
-        if not 0 < len(request.token_ids) < limits.max_model_len:
+        num_tokens = len(request.token_ids) + len(request.output_token_ids)
+        if not request.token_ids or num_tokens >= limits.max_model_len:
             raise BadRequest(
-                f"the prompt has {len(request.token_ids)} tokens; allowed: 1 to {limits.max_model_len - 1}",
-                param="prompt",
+                f"the prompt has {num_tokens} tokens; allowed: 1 to {limits.max_model_len - 1}", param="prompt"
             )
-        largest = max([*request.token_ids, *request.sampling.logit_bias])
+        largest = max([*request.token_ids, *request.output_token_ids, *request.sampling.logit_bias])
         if largest >= limits.vocab_size:
             raise BadRequest(f"token id {largest} is outside the vocabulary of {limits.vocab_size}", param="prompt")
         if request.transfer_id in self._active:
@@ -145,11 +147,12 @@ class PrefillServicer(prefill_pb2_grpc.PrefillServicer):
             cache=self._cache,
             ticket=request.ticket,
             first_block=request.num_held_blocks,
-            on_frame=self._count_bytes,
+            on_frame=self._count_frame,
         )
 
-    def _count_bytes(self, num_bytes: int) -> None:
+    def _count_frame(self, num_bytes: int, num_refetched_blocks: int) -> None:
         self.kv_bytes_pushed += num_bytes
+        self.num_refetched_blocks += num_refetched_blocks
 
     def _enter(self, job: PrefillJob, generation: int, hand_off: HandOff) -> _ActiveJob:
         active = _ActiveJob(generation, hand_off, asyncio.get_running_loop().create_future())

@@ -10,13 +10,15 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from common.engine_thread import EngineThread
-from common.ids import TransferId, mint_transfer_id
+from common.errors import TwostrokeError
+from common.ids import BlockHash, TransferId, mint_transfer_id
 from common.kv.block_hash import block_hashes, root_hash
 from common.kv.block_pool import BlockPool
 from common.pb import decode_pb2, decode_pb2_grpc, prefill_pb2, prefill_pb2_grpc
 from common.rpc.channel import open_channel
 from common.rpc.convert import layout_to_pb, sampling_to_pb
 from common.rpc.server import WorkerServer
+from common.rpc.status import rpc_error_to_exception
 from common.sampling import SamplingParams
 from common.telemetry.setup import make_telemetry
 from decode_svc.engine import DecodeEngine, SpeculationSettings
@@ -83,6 +85,7 @@ class WorkerPair:
         transfer_id: TransferId,
         ticket: decode_pb2.Ticket | None,
         generation: int = 1,
+        delivered: Sequence[int] = (),
     ) -> grpc.aio.UnaryStreamCall:
         return self.prefill.Run(
             prefill_pb2.PrefillRequest(
@@ -96,6 +99,7 @@ class WorkerPair:
                 decode_address=self.decode_address if ticket else "",
                 ticket=ticket.ticket if ticket else b"",
                 num_held_blocks=ticket.num_held_blocks if ticket else 0,
+                output_token_ids=delivered,
             )
         )
 
@@ -122,12 +126,12 @@ class WorkerPair:
             )
         )
 
-    async def answer(self, prompt: Sequence[int], params: SamplingParams) -> list[int]:
-        """The whole way: reserve, prefill and push, commit, decode."""
+    async def answer(self, prompt: Sequence[int], params: SamplingParams, delivered: Sequence[int] = ()) -> list[int]:
+        """The whole way, after the tokens that were `delivered`: reserve, prefill and push, commit, decode."""
         transfer_id = mint_transfer_id()
-        ticket = await self.reserve(prompt, transfer_id)
-        decoding = self.generate(prompt, params, transfer_id, ticket)
-        running = self.run_prefill(prompt, params, transfer_id, ticket)
+        ticket = await self.reserve((*prompt, *delivered), transfer_id)
+        decoding = self.generate(prompt, params, transfer_id, ticket, delivered)
+        running = self.run_prefill(prompt, params, transfer_id, ticket, delivered=delivered)
         try:
             first = [event async for event in running]
             tokens = [first[0].first_token.token.token_id]
@@ -140,6 +144,9 @@ class WorkerPair:
             decoding.cancel()
             running.cancel()
 
+    def block_hashes(self, tokens: Sequence[int]) -> list[BlockHash]:
+        return block_hashes(root_hash(FINGERPRINT, SALT), tokens, BLOCK_SIZE)
+
     async def check_baseline(self) -> None:
         """Both sides hold nothing. Waits for the handlers of calls that were cancelled, which end a moment later."""
         async with asyncio.timeout(5):
@@ -150,6 +157,19 @@ class WorkerPair:
         assert self.prefill_pool.num_in_use == 0
         assert self.decode_engine.scheduler.pool.num_in_use == 0
         assert self.decode_engine.scheduler.pool.num_reserved == 0
+
+
+async def error_of(call: object) -> TwostrokeError:
+    """What a call that must fail fails with."""
+    try:
+        if hasattr(call, "__aiter__"):
+            async for _ in call:
+                pass
+        else:
+            await call
+    except grpc.aio.AioRpcError as error:
+        return rpc_error_to_exception(error, "peer")
+    raise AssertionError("the call did not fail")
 
 
 @asynccontextmanager
