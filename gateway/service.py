@@ -81,7 +81,7 @@ class Gateway:
             registry=prometheus,
             why_not_ready=self.readiness.why_not_ready,
             tenants_by_api_key=read_api_keys(settings.api_keys_file) if settings.api_keys_file else None,
-            limits=GatewayLimits(max_body_bytes=settings.max_body_bytes),
+            limits=GatewayLimits(max_body_bytes=settings.max_body_bytes, max_retries=settings.max_retries),
             clock=clock,
         )
 
@@ -191,6 +191,9 @@ def _policy(settings: GatewaySettings) -> DispatchPolicy:
         has_prefill=bool(settings.prefill),
         strict=settings.strict,
         max_retries=settings.max_retries,
+        on_failure=settings.on_failure,
+        retry_ratio=settings.retry_ratio,
+        retry_reserve=settings.retry_reserve,
         progress_timeout_s=settings.progress_timeout_s,
         reconnect_wait_s=settings.reconnect_wait_s,
     )

@@ -4,7 +4,7 @@ Owns the channel. Translates every gRPC error into `common.errors`. Does not dec
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from enum import StrEnum
@@ -12,7 +12,7 @@ from enum import StrEnum
 import grpc
 
 from common.errors import PeerLost, TwostrokeError
-from common.ids import Incarnation
+from common.ids import BlockHash, Incarnation
 from common.pb import decode_pb2, decode_pb2_grpc, prefill_pb2, prefill_pb2_grpc, worker_pb2, worker_pb2_grpc
 from common.prefix_index.base import Holder
 from common.rpc.status import ERROR_KEY, metadata_dict, rpc_error_to_exception
@@ -181,6 +181,12 @@ class Worker:
         request = worker_pb2.ReleaseRequest(transfer_id=transfer_id, generation=generation)
         async with calling(self.name):
             return (await self._worker.Release(request, timeout=timeout_s)).freed_blocks
+
+    async def count_held(self, hashes: Sequence[BlockHash], timeout_s: float) -> int:
+        """Leading blocks of `hashes` that the worker holds now."""
+        async with calling(self.name):
+            reply = await self._worker.CountHeld(worker_pb2.CountHeldRequest(block_hashes=hashes), timeout=timeout_s)
+        return reply.num_held_blocks
 
     async def close(self, grace_s: float | None = None) -> None:
         """Calls in flight may end for `grace_s`."""

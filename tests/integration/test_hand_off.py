@@ -80,6 +80,28 @@ async def test_decode_alone_computes_the_prompt_and_goes_on_after_delivered_toke
             assert [t.token_id async for e in call for t in e.tokens] == expected[delivered:]
 
 
+@pytest.mark.parametrize("num_delivered", [1, 4, 10])
+async def test_a_hand_off_goes_on_after_delivered_tokens_and_computes_them_alone(num_delivered: int) -> None:
+    """The prompt is in prefill's pool; its penalties see the delivered tokens as output, not as prompt."""
+    params = SamplingParams(max_tokens=12, seed=3, temperature=2.0, frequency_penalty=2.0, presence_penalty=1.0)
+    async with worker_pair() as pair:
+        whole = await pair.answer(PROMPT, params)
+        pair.decode_engine.scheduler.pool.clear_cache()
+        before = pair.prefill_engine.totals.computed_prompt_tokens
+        assert await pair.answer(PROMPT, params, whole[:num_delivered]) == whole[num_delivered:]
+        num_cached = len(PROMPT) // BLOCK_SIZE * BLOCK_SIZE
+        computed = pair.prefill_engine.totals.computed_prompt_tokens - before
+        assert computed == len(PROMPT) + num_delivered - num_cached
+        assert pair.decode_engine.totals.computed_prompt_tokens == 0
+
+
+async def test_the_last_token_of_a_resumed_hand_off_needs_no_decode() -> None:
+    expected = expected_tokens(PROMPT, 12, VOCAB)
+    async with worker_pair() as pair:
+        assert await pair.answer(PROMPT, GREEDY, expected[:11]) == expected[11:]
+        assert pair.decode_engine.totals.output_tokens == 0
+
+
 async def test_a_decode_step_after_the_commit_computes_one_position() -> None:
     async with worker_pair() as pair:
         await pair.answer(PROMPT, SamplingParams(max_tokens=3, temperature=0.0, speculation=False))

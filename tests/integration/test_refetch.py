@@ -68,10 +68,10 @@ async def test_any_faults_in_any_order_never_change_an_answer(overtake: bool) ->
     async with worker_pair(prefill_budget=3) as pair:
         way = FaultyWay(lambda *_: chance.choice(faults) if chance.random() < 0.2 else pass_on, overtake=overtake)
         way.put_before(pair.receiver)
-        prompts = [(number, *PROMPT, *PROMPT[: number % 7]) for number in range(40)]
+        prompts = [(number, *PROMPT, *PROMPT[: number % 7]) for number in range(15)]
         for prompt in prompts:
             assert await pair.answer(prompt, GREEDY) == expected_tokens(prompt, 12, VOCAB)
-        assert pair.receiver.num_refetched_blocks > 20, "too few faults to show anything"
+        assert pair.receiver.num_refetched_blocks > 5, "too few faults to show anything"
 
 
 def damage_block(block: int) -> FaultyWay:

@@ -91,7 +91,7 @@ class Points:
 
 
 class FakeWorker(worker_pb2_grpc.WorkerServicer):
-    """What both roles share. Points: describe, watch, release."""
+    """What both roles share. Points: describe, watch, count_held, release."""
 
     role: worker_pb2.Role
 
@@ -106,6 +106,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
         self.status = worker_pb2.WorkerStatus(free_blocks=TOTAL_BLOCKS)
         self.points = Points()
         self.address = ""
+        self.num_held = 0  # leading blocks of any text that it says it holds
         self.released: dict[bytes, int] = {}
         self._status_changed = asyncio.Event()
         self._server: grpc.aio.Server | None = None
@@ -193,6 +194,10 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
     async def Release(self, request: worker_pb2.ReleaseRequest, context: object) -> worker_pb2.ReleaseReply:
         await self.points.reach("release")
         return worker_pb2.ReleaseReply(freed_blocks=await self.release(request.transfer_id, request.generation))
+
+    async def CountHeld(self, request: worker_pb2.CountHeldRequest, context: object) -> worker_pb2.CountHeldReply:
+        await self.points.reach("count_held")
+        return worker_pb2.CountHeldReply(num_held_blocks=min(self.num_held, len(request.block_hashes)))
 
     async def release(self, transfer_id: bytes, generation: int) -> int:
         self.released[transfer_id] = max(self.released.get(transfer_id, 0), generation)

@@ -96,7 +96,7 @@ class FakeDecode(FakeWorker, decode_pb2_grpc.DecodeServicer):
             raise UnknownTransfer("no such ticket")
         first_token = await reservation.committed
         self.reservations.pop(request.transfer_id, None)
-        return [first_token.token_id]
+        return [*request.output_token_ids, first_token.token_id]
 
     async def _stream(
         self, request: decode_pb2.GenerateRequest, sent: list[int]
@@ -166,8 +166,9 @@ class FakePrefill(FakeWorker, prefill_pb2_grpc.PrefillServicer):
         self.jobs[request.transfer_id] = request.generation
         try:
             await self.points.reach("computed")
-            token = token_at(request.token_ids, request.sampling.seed, 0)
-            finish = finish_of(request.sampling, token, 1)
+            num_output = len(request.output_token_ids)
+            token = token_at(request.token_ids, request.sampling.seed, num_output)
+            finish = finish_of(request.sampling, token, num_output + 1)
             yield self._first_token(token, finish)
             if finish is None:
                 await self.points.reach("first_token")
