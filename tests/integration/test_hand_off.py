@@ -260,11 +260,17 @@ async def test_random_cancels_at_every_stage_end_at_baseline() -> None:
     async with worker_pair() as pair:
         for start in range(0, 200, 4):
             await asyncio.gather(*(one(pair, start + i) for i in range(4)))
+        await expire_all(pair)
         assert await pair.answer(PROMPT, GREEDY) == expected_tokens(PROMPT, 12, VOCAB)
-        while pair.receiver.num_open:
-            pair.receiver_clock.now_s += LEASE_S + 1  # again and again: a cancelled call may still arrive
-            pair.receiver.expire()
-            await asyncio.sleep(0)
+        await expire_all(pair)
+
+
+async def expire_all(pair: WorkerPair) -> None:
+    """The lease ends again and again: a cancelled call may still arrive."""
+    while pair.receiver.num_open:
+        pair.receiver_clock.now_s += LEASE_S + 1
+        pair.receiver.expire()
+        await asyncio.sleep(0)
 
 
 async def test_draining_finishes_what_runs_and_takes_nothing_new() -> None:
