@@ -214,6 +214,7 @@ def _worker_info(holder: Holder, role: "worker_pb2.Role", model: LoadedModel) ->
             inexact_reason=model.inexact_reason,
             max_model_len=model.max_model_len,
             vocab_size=model.config.vocab_size,
+            narrower_fingerprints={str(name): value for name, value in model.narrower_fingerprints.items()},
         ),
         total_blocks=model.num_blocks,
         tokenizer_digest=model.prepared.tokenizer_digest,

@@ -142,7 +142,8 @@ class Registry:
         if self._deployment is None:
             worker.reason = f"{worker.name} waits for the first decode worker"
         deployment = await self.defined()
-        deployment.check(worker.name, info)
+        deployment.check(worker.name, worker.role, info)
+        self._deployment = deployment.joined_by(worker.name, info)
 
     async def _define(self, worker: Worker) -> None:
         """The first decode worker defines the deployment; the others wait for it."""

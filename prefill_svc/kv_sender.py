@@ -14,7 +14,7 @@ import grpc
 
 from common.errors import TransferError, TwostrokeError
 from common.ids import BlockId
-from common.kv.cache import KVCache
+from common.kv.quantizing import BlockSource
 from common.kv.wire import frame_runs, make_commit_frame, make_frame
 from common.pb import decode_pb2, decode_pb2_grpc
 from common.rpc.status import ERROR_KEY, metadata_dict, rpc_error_to_exception
@@ -37,14 +37,14 @@ class KVSender:
         self,
         channel: grpc.aio.Channel,
         peer: str,
-        cache: KVCache,
+        source: BlockSource,
         ticket: bytes,
         first_block: int,
         on_frame: Callable[[int, int], None],
     ) -> None:
         self._stub = decode_pb2_grpc.DecodeStub(channel)
         self._peer = peer
-        self._cache = cache
+        self._source = source
         self._ticket = ticket
         self._first_block = first_block
         self._next_block = first_block
@@ -72,7 +72,7 @@ class KVSender:
         """
         self._block_ids = block_ids
         self._num_valid_tokens = num_valid_tokens
-        for start, end in frame_runs(self._next_block, num_ready, self._cache.layout):
+        for start, end in frame_runs(self._next_block, num_ready, self._source.layout):
             await self._hand_over(Run(start, end))
             self._next_block = end
 
@@ -137,7 +137,7 @@ class KVSender:
         """What is to be sent again goes first, the commit last."""
         while not self._is_closed:
             if (again := self._sent.take_again()) is not None:
-                for start, end in frame_runs(again.start, again.end, self._cache.layout):
+                for start, end in frame_runs(again.start, again.end, self._source.layout):
                     yield self._block_frame(Run(start, end), num_refetched_blocks=end - start)
             elif not self._new.empty():
                 yield self._block_frame(self._new.get_nowait(), num_refetched_blocks=0)
@@ -149,8 +149,8 @@ class KVSender:
                 await self._has_work.wait()
 
     def _block_frame(self, run: Run, *, num_refetched_blocks: int) -> decode_pb2.PushFrame:
-        num_valid_tokens = self._num_valid_tokens - run.start * self._cache.layout.block_size
-        payload = self._cache.read_blocks(self._block_ids[run.start : run.end], num_valid_tokens)
+        num_valid_tokens = self._num_valid_tokens - run.start * self._source.layout.block_size
+        payload = self._source.read_blocks(self._block_ids[run.start : run.end], num_valid_tokens)
         self.num_bytes_pushed += len(payload)
         self._on_frame(len(payload), num_refetched_blocks)
         frame = make_frame(self._sent.number_frame(run), run.start, run.end - run.start, payload)

@@ -6,6 +6,8 @@ from typing import Any
 
 from common.ids import BlockHash
 from common.kv.block_pool import BlockPool, IndexChanges
+from common.kv.quantizing import BlockSource, narrower_sources
+from common.model.assembly import LoadedModel
 from common.pb import prefill_pb2_grpc, worker_pb2
 from common.worker import WorkerParts, engine_status
 from prefill_svc.config import PrefillSettings
@@ -26,8 +28,7 @@ class PrefillService:
         self._servicer = PrefillServicer(
             self._engine,
             parts.wake_engine,
-            model.runner.cache,
-            PrefillLimits(model.fingerprint, model.config.vocab_size, model.max_model_len),
+            PrefillLimits(model.fingerprint, _sources(model), model.config.vocab_size, model.max_model_len),
             parts.telemetry,
         )
 
@@ -61,3 +62,9 @@ class PrefillService:
 
     def held_hashes(self) -> Collection[BlockHash]:
         return self._engine.held_hashes()
+
+
+def _sources(model: LoadedModel) -> dict[bytes, BlockSource]:
+    cache = model.runner.cache
+    narrower = {model.narrower_fingerprints[name]: source for name, source in narrower_sources(cache).items()}
+    return {model.fingerprint: cache, **narrower}

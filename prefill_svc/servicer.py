@@ -3,13 +3,13 @@
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
 
 from common.errors import BadRequest, Draining, FingerprintMismatch
 from common.ids import RequestId, TransferId, transfer_id_of
 from common.kv.block_hash import block_hashes, root_hash
-from common.kv.cache import KVCache
+from common.kv.quantizing import BlockSource
 from common.pb import prefill_pb2, prefill_pb2_grpc
 from common.rpc.cleanup import Cleanups
 from common.rpc.convert import sampling_from_pb
@@ -28,6 +28,7 @@ log = logging.getLogger("twostroke.prefill")
 @dataclass(frozen=True, slots=True)
 class PrefillLimits:
     fingerprint: bytes
+    sources: Mapping[bytes, BlockSource]  # by fingerprint of the decode worker that blocks are sent to
     vocab_size: int
     max_model_len: int
 
@@ -44,13 +45,11 @@ class PrefillServicer(prefill_pb2_grpc.PrefillServicer):
         self,
         engine: PrefillEngine,
         wake_engine: Callable[[], None],
-        cache: KVCache,
         limits: PrefillLimits,
         telemetry: Telemetry,
     ) -> None:
         self._engine = engine
         self._wake_engine = wake_engine
-        self._cache = cache
         self._limits = limits
         self._telemetry = telemetry
         self._channels = ChannelPool()
@@ -116,14 +115,14 @@ class PrefillServicer(prefill_pb2_grpc.PrefillServicer):
             transfer_id=transfer_id_of(request.transfer_id),
             token_ids=token_ids,
             sampling=sampling_from_pb(request.sampling),
-            block_hashes=block_hashes(root, token_ids, self._cache.layout.block_size),
+            block_hashes=block_hashes(root, token_ids, self._limits.sources[request.fingerprint].layout.block_size),
             arrived_s=time.monotonic(),
             num_output_tokens=len(request.output_token_ids),
         )
 
     def _check(self, request: prefill_pb2.PrefillRequest) -> None:
         limits = self._limits
-        if request.fingerprint != limits.fingerprint:
+        if request.fingerprint not in limits.sources:
             raise FingerprintMismatch(
                 f"the request is for model {request.fingerprint.hex()}, this worker serves {limits.fingerprint.hex()}"
             )
@@ -144,7 +143,7 @@ class PrefillServicer(prefill_pb2_grpc.PrefillServicer):
         return KVSender(
             channel=self._channels.get(request.decode_address),
             peer=f"decode worker {request.decode_address}",
-            cache=self._cache,
+            source=self._limits.sources[request.fingerprint],
             ticket=request.ticket,
             first_block=request.num_held_blocks,
             on_frame=self._count_frame,

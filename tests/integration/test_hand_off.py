@@ -15,6 +15,7 @@ from common.errors import (
     UnknownTransfer,
 )
 from common.ids import TransferId, mint_transfer_id
+from common.kv.layout import KVFormat
 from common.kv.wire import make_frame, seal
 from common.pb import decode_pb2
 from common.sampling import SamplingParams
@@ -32,6 +33,16 @@ async def test_the_answer_is_the_text_s_own(length: int) -> None:
     async with worker_pair() as pair:
         assert await pair.answer(prompt, GREEDY) == expected_tokens(prompt, 12, VOCAB)
         assert pair.decode_engine.totals.computed_prompt_tokens == 0, "decode computed what it had received"
+
+
+@pytest.mark.parametrize("length", [1, 4, 17, 40])
+async def test_an_unquantized_prefill_feeds_a_quantized_decode(length: int) -> None:
+    prompt = tuple(n % (VOCAB - 1) + 1 for n in range(7, length + 7))
+    async with worker_pair(decode_format=KVFormat.INT8) as pair:
+        assert await pair.answer(prompt, GREEDY) == expected_tokens(prompt, 12, VOCAB)
+        assert pair.decode_engine.totals.computed_prompt_tokens == 0
+        sent = -(-length // BLOCK_SIZE) * pair.decode_runner.cache.layout.block_bytes
+        assert pair.receiver.kv_bytes_received == sent
 
 
 async def test_many_at_once_and_again_with_warm_caches() -> None:

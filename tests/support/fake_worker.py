@@ -99,6 +99,8 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
         self.worker_id = worker_id
         self.fingerprint = FINGERPRINT
         self.layout = LAYOUT
+        self.narrower_fingerprints: dict[str, bytes] = {}
+        self.numerics = "fake"
         self.announced_role = self.role
         self.tokenizer_files = TOKENIZER_FILES
         self.announced_digest = tokenizer_digest(TOKENIZER_FILES)
@@ -162,7 +164,8 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
                 model_name="fake-model",
                 fingerprint=self.fingerprint,
                 layout=layout_to_pb(self.layout),
-                numerics="fake",
+                numerics=self.numerics,
+                narrower_fingerprints=self.narrower_fingerprints,
                 exact=True,
                 max_model_len=4096,
                 vocab_size=VOCAB_SIZE,

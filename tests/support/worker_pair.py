@@ -14,6 +14,8 @@ from common.errors import TwostrokeError
 from common.ids import BlockHash, TransferId, mint_transfer_id
 from common.kv.block_hash import block_hashes, root_hash
 from common.kv.block_pool import BlockPool
+from common.kv.layout import KVFormat, KVLayout
+from common.kv.quantizing import narrower_sources
 from common.pb import decode_pb2, decode_pb2_grpc, prefill_pb2, prefill_pb2_grpc
 from common.rpc.channel import open_channel
 from common.rpc.convert import layout_to_pb, sampling_to_pb
@@ -60,6 +62,7 @@ class WorkerPair:
     decode_runner: FakeRunner
     receiver: KVReceiver
     receiver_clock: ManualClock
+    decode_layout: KVLayout
     spans: InMemorySpanExporter = field(default_factory=InMemorySpanExporter)
 
     async def reserve(
@@ -70,7 +73,7 @@ class WorkerPair:
             transfer_id=transfer_id,
             generation=generation,
             fingerprint=FINGERPRINT,
-            layout=layout_to_pb(fake_layout(BLOCK_SIZE)),
+            layout=layout_to_pb(self.decode_layout),
             num_prompt_tokens=len(prompt),
             block_hashes=block_hashes(root_hash(FINGERPRINT, SALT), prompt, BLOCK_SIZE),
         )
@@ -174,8 +177,14 @@ async def error_of(call: object) -> TwostrokeError:
 
 @asynccontextmanager
 async def worker_pair(
-    *, prefill_blocks: int = 64, decode_blocks: int = 64, prefill_budget: int = 8, decode_budget: int = 16
+    *,
+    prefill_blocks: int = 64,
+    decode_blocks: int = 64,
+    prefill_budget: int = 8,
+    decode_budget: int = 16,
+    decode_format: KVFormat = KVFormat.FP32,
 ) -> AsyncIterator[WorkerPair]:
+    """Prefill's pool is unquantized; with another `decode_format` it quantizes on send."""
     spans = InMemorySpanExporter()
     telemetry = make_telemetry("test", "worker", (SimpleSpanProcessor(spans),))
     fatal: list[BaseException] = []
@@ -184,10 +193,11 @@ async def worker_pair(
     prefill_pool = BlockPool(prefill_blocks)
     prefill_engine = PrefillEngine(prefill_runner, PrefillScheduler(prefill_pool, BLOCK_SIZE, prefill_budget, 100))
     prefill_thread = EngineThread(prefill_engine.step, fatal.append, "prefill")
-    limits = PrefillLimits(FINGERPRINT, VOCAB, 200)
-    prefill_servicer = PrefillServicer(prefill_engine, prefill_thread.wake, prefill_runner.cache, limits, telemetry)
+    sources = {KVFormat.FP32: prefill_runner.cache, **narrower_sources(prefill_runner.cache)}
+    limits = PrefillLimits(FINGERPRINT, {FINGERPRINT: sources[decode_format]}, VOCAB, 200)
+    prefill_servicer = PrefillServicer(prefill_engine, prefill_thread.wake, limits, telemetry)
 
-    decode_runner = FakeRunner(decode_blocks, BLOCK_SIZE, VOCAB)
+    decode_runner = FakeRunner(decode_blocks, BLOCK_SIZE, VOCAB, kv_format=decode_format)
     decode_pool = BlockPool(decode_blocks)
     scheduler = DecodeScheduler(decode_pool, SchedulerLimits(BLOCK_SIZE, decode_budget, 16, 100, 64))
     decode_engine = DecodeEngine(decode_runner, scheduler, PromptLookup(), SpeculationSettings(3, 8))
@@ -195,7 +205,7 @@ async def worker_pair(
     clock = ManualClock()
     table = TransferTable(decode_pool, BLOCK_SIZE)
     receiver = KVReceiver(decode_engine, table, decode_runner.cache, LEASE_S, clock)
-    decode_limits = DecodeLimits(FINGERPRINT, fake_layout(BLOCK_SIZE), VOCAB, 200)
+    decode_limits = DecodeLimits(FINGERPRINT, fake_layout(BLOCK_SIZE, decode_format), VOCAB, 200)
     decode_servicer = DecodeServicer(decode_engine, decode_thread.wake, receiver, decode_limits, telemetry)
 
     prefill_server, decode_server = WorkerServer("127.0.0.1:0"), WorkerServer("127.0.0.1:0")
@@ -218,6 +228,7 @@ async def worker_pair(
         decode_runner,
         receiver,
         clock,
+        fake_layout(BLOCK_SIZE, decode_format),
         spans,
     )
     try:
