@@ -36,6 +36,9 @@ class GatewaySettings(Settings):
     max_active_requests: int = Field(256, ge=1, description="generations at once; more are refused with 429")
     max_body_bytes: int = Field(4 << 20, ge=1, description="longest request body")
     strict: bool = Field(False, description="an error instead of an answer computed in another way than planned")
+    prefill_window_tokens: int = Field(
+        4096, ge=1, description="prompt tokens that a prefill worker may have queued; more prompts wait in the gateway"
+    )
     on_failure: OnFailure = Field(
         OnFailure.RETRY_OTHER,
         description="when a worker or a transfer fails, of requests that do not say: fail, recompute or retry_other",

@@ -9,7 +9,7 @@ Implements `generation.Dispatcher`. The same request with the same seed has the 
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
 
 from opentelemetry import trace
@@ -23,11 +23,12 @@ from gateway.admission import Admission
 from gateway.attempt import Attempt
 from gateway.generation import Generation, OnFailure, Route, TokenDelta
 from gateway.hand_off import LegFailed
-from gateway.held_blocks import held_by
 from gateway.journey import Journey
 from gateway.legs import Legs
 from gateway.metrics import DispatchMetrics
-from gateway.placement import Demand, Fallback, Placement, Role, place
+from gateway.placement import Fallback, Placement, Role
+from gateway.placing import Placer
+from gateway.prefill_turns import PrefillTurns
 from gateway.prefix_lookup import PrefixLookup
 from gateway.recovery import Failure, NextStep, Recovery, recover
 from gateway.registry import Registry
@@ -46,6 +47,7 @@ class DispatchPolicy:
     max_retries: int = 2
     progress_timeout_s: float = 60.0
     reconnect_wait_s: float = 30.0
+    prefill_window_tokens: int = 4096  # as in PrefillTurns
     on_failure: OnFailure = OnFailure.RETRY_OTHER  # of requests that do not say
     retry_ratio: float = 1.0  # as in RetryBudget
     retry_reserve: int = 256
@@ -65,7 +67,8 @@ class HandOffDispatcher:
     ) -> None:
         """`clock` is monotonic, in seconds; every time of a generation is read from it."""
         self._registry = registry
-        self._lookup = lookup
+        self._placer = Placer(registry, lookup, strict=policy.strict, reconnect_wait_s=policy.reconnect_wait_s)
+        self._turns = PrefillTurns(registry, policy.prefill_window_tokens, metrics.waiting)
         self._admission = admission
         self._policy = policy
         self._server_secret = server_secret
@@ -117,10 +120,17 @@ class HandOffDispatcher:
         )
 
     async def _make_attempt(self, journey: Journey) -> Attempt:
-        started_s = self._clock()
         journey.begin_attempt()
+        if not journey.wants_prefill or journey.attempt > 1:
+            return await self._place(journey)
+        async with self._turns.turn():
+            return await self._place(journey)
+
+    async def _place(self, journey: Journey) -> Attempt:
+        started_s = self._clock()
         with self._tracer.start_as_current_span(names.SPAN_PLACE) as span:
-            demand, placement = await self._place(journey)
+            demand = await self._placer.demand(journey)
+            placement = await self._placer.place(journey, demand)
             span.set_attributes(
                 {
                     names.ATTR_PREFILL_WORKER: placement.prefill.worker_id if placement.prefill else "",
@@ -137,42 +147,6 @@ class HandOffDispatcher:
         attempt.claim(demand)
         self._add_time(journey, "place_s", started_s)
         return attempt
-
-    async def _place(self, journey: Journey) -> tuple[Demand, Placement]:
-        """Waits for a decode worker to come back when this generation has lost one and there is no other."""
-        held = await self._held_blocks(journey)
-        demand = Demand(journey.num_tokens, journey.deployment.layout.block_size, held)
-        wait_s = self._policy.reconnect_wait_s if journey.lost_decode else 0.0
-        try:
-            async with asyncio.timeout(wait_s):
-                return demand, await self._place_when_possible(journey, demand)
-        except TimeoutError:
-            assert journey.last_error is not None
-            raise journey.no_room or journey.last_error from None
-
-    async def _held_blocks(self, journey: Journey) -> Mapping[str, int]:
-        workers = [worker for worker in self._registry.workers() if worker.is_ready]
-        if journey.attempt == 1:
-            return await self._lookup.held_blocks(journey.hashes, [worker.holder for worker in workers])
-        return await held_by([worker for worker in workers if journey.may_use(worker.view())], journey.hashes)
-
-    async def _place_when_possible(self, journey: Journey, demand: Demand) -> Placement:
-        while True:
-            try:
-                return self._place_now(journey, demand)
-            except NoWorker as error:
-                journey.last_error = journey.last_error or error
-            await self._registry.next_change()
-
-    def _place_now(self, journey: Journey, demand: Demand) -> Placement:
-        """A prefill worker that has no room is no reason to compute the prompt elsewhere: that is overload."""
-        return place(
-            [view for view in self._registry.views() if journey.may_use(view)],
-            demand,
-            prefill_wanted=journey.wants_prefill,
-            strict=self._policy.strict or journey.no_room is not None,
-            is_move=journey.is_move,
-        )
 
     def _note_placement(self, journey: Journey, placement: Placement) -> None:
         route = journey.route

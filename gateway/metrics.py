@@ -40,6 +40,9 @@ class DispatchMetrics:
             ["reason", "on_failure"],
             registry=registry,
         )
+        self._waiting = Gauge(
+            names.METRIC_WAITING, "Generations that wait for prefill's queue and hold nothing yet", registry=registry
+        )
         self._index_available = Gauge(
             names.METRIC_INDEX_AVAILABLE,
             "1 while the prefix index answers in time; 0: routing by load alone",
@@ -63,6 +66,9 @@ class DispatchMetrics:
     def placed_again(self, num_reused: int, num_computed: int) -> None:
         self._replaced_tokens.labels("reused").inc(num_reused)
         self._replaced_tokens.labels("computed").inc(num_computed)
+
+    def waiting(self, num_generations: int) -> None:
+        self._waiting.set(num_generations)
 
     def gave_up(self, error: TwostrokeError, on_failure: OnFailure) -> None:
         self._given_up.labels(error.code, on_failure.value).inc()

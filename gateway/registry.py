@@ -60,6 +60,7 @@ class Registry:
         self._defining = asyncio.Lock()
         self._defined = asyncio.Event()
         self._change = asyncio.Event()
+        self._load_change = asyncio.Event()
         self._deployment: Deployment | None = None
 
     @property
@@ -92,7 +93,7 @@ class Registry:
         for key in [key for key in self._workers if key[0] is role and key not in wanted]:
             self._remove(key)
         for key in sorted(wanted - self._workers.keys()):
-            worker = Worker(key[1], role, self._connect(key[1]), self._clock)
+            worker = Worker(key[1], role, self._connect(key[1]), self._clock, self.note_load_change)
             self._workers[key] = worker
             self._links[key] = asyncio.create_task(self._keep(worker), name=f"link {worker.address}")
             self._links[key].add_done_callback(_log_defect)
@@ -100,6 +101,14 @@ class Registry:
     async def next_change(self) -> None:
         """Returns when some worker has become ready, or is not ready for another reason than before."""
         await self._change.wait()
+
+    async def next_load_change(self) -> None:
+        """Returns when some worker may have less work than before, or is ready or not ready any more."""
+        await self._load_change.wait()
+
+    def note_load_change(self) -> None:
+        self._load_change.set()
+        self._load_change = asyncio.Event()
 
     async def close(self) -> None:
         """Ends every link and every channel."""
@@ -189,6 +198,7 @@ class Registry:
     def _announce(self) -> None:
         self._change.set()
         self._change = asyncio.Event()
+        self.note_load_change()
 
 
 def _log_defect(link: asyncio.Task[None]) -> None:

@@ -206,6 +206,7 @@ def _policy(settings: GatewaySettings) -> DispatchPolicy:
         has_prefill=bool(settings.prefill),
         strict=settings.strict,
         max_retries=settings.max_retries,
+        prefill_window_tokens=settings.prefill_window_tokens,
         on_failure=settings.on_failure,
         retry_ratio=settings.retry_ratio,
         retry_reserve=settings.retry_reserve,

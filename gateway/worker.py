@@ -80,12 +80,21 @@ class Claim:
     def end(self) -> None:
         """Idempotent."""
         self.worker.claims.discard(self)
+        self.worker.on_load()
 
 
 class Worker:
     """One configured address. Everything but the address changes when another process answers there."""
 
-    def __init__(self, address: str, role: Role, channel: grpc.aio.Channel, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        address: str,
+        role: Role,
+        channel: grpc.aio.Channel,
+        clock: Callable[[], float],
+        on_load: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`on_load` hears when there may be less work here than before."""
         self.address = address
         self.role = role
         self.info = worker_pb2.WorkerInfo()
@@ -95,6 +104,7 @@ class Worker:
         self.registration = 0
         self.last_progress_s = 0.0
         self.claims: set[Claim] = set()
+        self.on_load = on_load
         self._clock = clock
         self._channel = channel
         self._worker = worker_pb2_grpc.WorkerStub(channel)
@@ -143,7 +153,10 @@ class Worker:
         before = (self.status.num_steps, self.status.kv_bytes_moved)
         if (status.num_steps, status.kv_bytes_moved) != before:
             self.last_progress_s = self._clock()
+        has_less = status.queued_tokens < self.status.queued_tokens
         self.status = status
+        if has_less:
+            self.on_load()
 
     async def describe(self, timeout_s: float) -> worker_pb2.WorkerInfo:
         """Waits for the connection for up to `timeout_s`."""

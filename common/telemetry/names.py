@@ -62,6 +62,7 @@ METRIC_EXPOSED_TRANSFER = "twostroke_exposed_transfer_seconds"
 METRIC_DURATION = "gen_ai_server_request_duration_seconds"
 METRIC_REQUESTS = "twostroke_requests_total"  # labels: route, status
 METRIC_ACTIVE_REQUESTS = "twostroke_active_requests"
+METRIC_WAITING = "twostroke_waiting_generations"
 METRIC_PROMPT_TOKENS = "twostroke_prompt_tokens_total"
 METRIC_CACHED_TOKENS = "twostroke_cached_tokens_total"
 METRIC_OUTPUT_TOKENS = "twostroke_output_tokens_total"
