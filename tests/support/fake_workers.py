@@ -38,6 +38,7 @@ class FakeDecode(FakeWorker, decode_pb2_grpc.DecodeServicer):
         self.requests: list[decode_pb2.GenerateRequest] = []
         self.num_held_blocks = 0
         self.num_cached_tokens = 0
+        self.num_refetched_blocks = 0
 
     def check_integrity(self) -> None:
         assert not self.reservations, f"{self.worker_id}: {len(self.reservations)} reservations are left"
@@ -115,6 +116,7 @@ class FakeDecode(FakeWorker, decode_pb2_grpc.DecodeServicer):
             event.finish_reason = finish_to_pb(finish)
             if is_first or finish is not None:
                 event.stats.num_cached_tokens = num_cached
+                event.stats.num_refetched_blocks = self.num_refetched_blocks
                 event.stats.queue_s, event.stats.prefill_s = 0.25, 0.5
             is_first = False
             yield event
