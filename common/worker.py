@@ -56,6 +56,9 @@ class WorkerService(Protocol):
 
     def take_index_changes(self) -> IndexChanges: ...
 
+    def count_held(self, hashes: list[BlockHash]) -> int:
+        """Leading blocks of `hashes` that are held now."""
+
     def held_hashes(self) -> Collection[BlockHash]: ...
 
 
@@ -120,6 +123,7 @@ class _Worker:
             self._status,
             self._service.release,
             self._begin_drain(server),
+            self._service.count_held,
         )
         worker_pb2_grpc.add_WorkerServicer_to_server(servicer, server.grpc_server)
 
@@ -237,6 +241,7 @@ def _worker_info(holder: Holder, role: "worker_pb2.Role", model: LoadedModel) ->
             inexact_reason=model.inexact_reason,
             max_model_len=model.max_model_len,
             vocab_size=model.config.vocab_size,
+            narrower_fingerprints={str(name): value for name, value in model.narrower_fingerprints.items()},
         ),
         total_blocks=model.num_blocks,
         tokenizer_digest=model.prepared.tokenizer_digest,

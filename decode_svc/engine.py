@@ -130,6 +130,11 @@ class DecodeEngine:
         with self.lock:
             return self.scheduler.pool.take_changes()
 
+    def count_held(self, hashes: list[BlockHash]) -> int:
+        """Leading blocks of `hashes` that are held here."""
+        with self.lock:
+            return len(self.scheduler.pool.lookup(hashes))
+
     def held_hashes(self) -> list[BlockHash]:
         with self.lock:
             return self.scheduler.pool.held_hashes()

@@ -79,6 +79,7 @@ class SequenceStream:
             num_draft_tokens=sequence.num_draft_tokens,
             num_accepted_tokens=sequence.num_accepted_tokens,
             num_target_passes=sequence.num_target_passes,
+            num_refetched_blocks=sequence.num_refetched_blocks,
         )
 
     def _record_step(self, step: StepOutput) -> None:

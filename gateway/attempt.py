@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from common.pb.decode_pb2 import Ticket
 from gateway.generation import TokenDelta
@@ -11,6 +12,14 @@ from gateway.legs import Legs
 from gateway.placement import Demand, Placement, Role
 from gateway.release import Releases
 from gateway.worker import Claim, Worker
+
+
+@dataclass(frozen=True, slots=True)
+class Reuse:
+    """Tokens that an attempt began with, of the prompt and of the output that the client had."""
+
+    num_reused: int
+    num_computed: int
 
 
 class Attempt:
@@ -41,6 +50,8 @@ class Attempt:
         self._claims: list[Claim] = []
         self._prompt_claim: Claim | None = None
         self._ending: dict[Role, asyncio.Task[None]] | None = None
+        self._num_tokens = journey.num_tokens
+        self._is_reuse_told = False
 
     def claim(self, demand: Demand) -> None:
         """Counts the work at once, so that the next placement sees it before the workers' statuses do."""
@@ -83,6 +94,19 @@ class Attempt:
         if arrival.finish_reason is not None:
             self.end(finished_by=arrival.finished_by)
         return TokenDelta(arrival.tokens, arrival.finish_reason, self._journey.num_cached_tokens)
+
+    def take_reuse(self) -> Reuse | None:
+        """Once, when the first tokens are here."""
+        num_reused = self._hand_off.num_reused_tokens
+        if num_reused is None or self._is_reuse_told:
+            return None
+        self._is_reuse_told = True
+        return Reuse(num_reused, self._num_tokens - num_reused)
+
+    def take_refetched_blocks(self) -> int:
+        """Blocks that came twice, told once."""
+        num_blocks, self._hand_off.num_refetched_blocks = self._hand_off.num_refetched_blocks, 0
+        return num_blocks
 
     def end(self, *, finished_by: Role | None = None) -> dict[Role, "asyncio.Task[None]"]:
         """Ends both calls and starts the release of both sides; returns at once, with the releases. Idempotent."""

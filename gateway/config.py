@@ -8,6 +8,7 @@ from pydantic_settings import NoDecode, SettingsConfigDict
 
 from common.config import Settings
 from common.errors import ConfigError
+from gateway.generation import OnFailure
 
 MIN_SECRET_BYTES = 16
 Addresses = Annotated[tuple[str, ...], NoDecode]
@@ -43,7 +44,16 @@ class GatewaySettings(Settings):
     max_active_requests: int = Field(256, ge=1, description="generations at once; more are refused with 429")
     max_body_bytes: int = Field(4 << 20, ge=1, description="longest request body")
     strict: bool = Field(False, description="an error instead of an answer computed in another way than planned")
+    prefill_window_tokens: int = Field(
+        4096, ge=1, description="prompt tokens that a prefill worker may have queued; more prompts wait in the gateway"
+    )
+    on_failure: OnFailure = Field(
+        OnFailure.RETRY_OTHER,
+        description="when a worker or a transfer fails, of requests that do not say: fail, recompute or retry_other",
+    )
     max_retries: int = Field(2, ge=0, description="failures of workers that one generation survives")
+    retry_ratio: float = Field(1.0, ge=0, description="retries that each generation adds to what all may make")
+    retry_reserve: int = Field(256, ge=0, description="retries that all generations may make at once")
     progress_timeout_s: float = Field(
         60.0, gt=0, description="a worker with open work and no step for this long is lost"
     )

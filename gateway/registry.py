@@ -61,6 +61,7 @@ class Registry:
         self._defining = asyncio.Lock()
         self._defined = asyncio.Event()
         self._change = asyncio.Event()
+        self._load_change = asyncio.Event()
         self._deployment: Deployment | None = None
 
     @property
@@ -94,7 +95,8 @@ class Registry:
             self._remove(key)
         for key in sorted(wanted - self._workers.keys()):
             version = self._connector.version
-            worker = Worker(key[1], role, self._connector.open(key[1]), self._clock)
+            channel = self._connector.open(key[1])
+            worker = Worker(key[1], role, channel, self._clock, self.note_load_change)
             self._workers[key], self._channel_versions[key] = worker, version
             self._links[key] = asyncio.create_task(self._keep(worker), name=f"link {worker.address}")
             self._links[key].add_done_callback(_log_defect)
@@ -102,6 +104,14 @@ class Registry:
     async def next_change(self) -> None:
         """Returns when some worker has become ready, or is not ready for another reason than before."""
         await self._change.wait()
+
+    async def next_load_change(self) -> None:
+        """Returns when some worker may have less work than before, or is ready or not ready any more."""
+        await self._load_change.wait()
+
+    def note_load_change(self) -> None:
+        self._load_change.set()
+        self._load_change = asyncio.Event()
 
     async def close(self) -> None:
         """Ends every link and every channel."""
@@ -157,7 +167,8 @@ class Registry:
         if self._deployment is None:
             worker.reason = f"{worker.name} waits for the first decode worker"
         deployment = await self.defined()
-        deployment.check(worker.name, info)
+        deployment.check(worker.name, worker.role, info)
+        self._deployment = deployment.joined_by(worker.name, info)
 
     async def _define(self, worker: Worker) -> None:
         """The first decode worker defines the deployment; the others wait for it."""
@@ -203,6 +214,7 @@ class Registry:
     def _announce(self) -> None:
         self._change.set()
         self._change = asyncio.Event()
+        self.note_load_change()
 
 
 def _log_defect(link: asyncio.Task[None]) -> None:

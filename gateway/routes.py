@@ -11,8 +11,9 @@ from gateway.answer import GenerationResponse
 from gateway.auth import Authenticator
 from gateway.body import parse_body_bytes, read_body
 from gateway.edge import record_of, wants_transfer
+from gateway.failure_options import failure_options
 from gateway.off_loop import in_thread_if
-from gateway.planning import CHAT, COMPLETIONS, Endpoint, Prompts, check_num_choices, plan
+from gateway.planning import CHAT, COMPLETIONS, Asked, Endpoint, Prompts, check_num_choices, plan
 from gateway.prompts import TokenIds, tokenize_chat, tokenize_prompts
 from gateway.quote import quote
 from gateway.schemas import BodyT, ChatBody, CompletionBody, parse_body
@@ -95,7 +96,8 @@ class _Generations:
         with self._services.observer.tokenizing():
             token_ids = await tokenize(served, body)
         prompts = Prompts(token_ids, self._services.clock() - started)
-        planned = plan(self._services, served, endpoint, body, prompts, record, tenant, tells_transfer=tells_transfer)
+        asked = Asked(body, failure_options(request.headers, body, self._services.limits.max_retries), tenant)
+        planned = plan(self._services, served, endpoint, asked, prompts, record, tells_transfer=tells_transfer)
         return GenerationResponse(planned)
 
 

@@ -5,6 +5,7 @@ import logging
 import secrets
 import socket
 import time
+from dataclasses import replace
 
 from prometheus_client import CollectorRegistry
 
@@ -68,6 +69,7 @@ class Gateway:
             needs_prefill=settings.strict and bool(settings.prefill),
         )
         self.model = ModelHolder()
+        self._told_inexact = ""
         self._index = _make_index(settings)
         metrics.index_available(self._index is not None)  # until the first look-up says otherwise
         lookup = PrefixLookup(self._index, settings.index_timeout_ms / 1000, clock, metrics.index_available)
@@ -93,7 +95,7 @@ class Gateway:
             ),
             why_not_ready=self.readiness.why_not_ready,
             tenants_by_api_key=read_api_keys(settings.api_keys_file) if settings.api_keys_file else None,
-            limits=GatewayLimits(max_body_bytes=settings.max_body_bytes),
+            limits=GatewayLimits(max_body_bytes=settings.max_body_bytes, max_retries=settings.max_retries),
             clock=clock,
         )
 
@@ -121,9 +123,22 @@ class Gateway:
         self.model.set(await asyncio.to_thread(make_served_model, deployment))
         while self.readiness.why_not_ready() is not None:
             await self.registry.next_change()
-        if not deployment.is_exact:
-            log.warning("exact: false", extra=fields(reason=deployment.inexact_reason))
+        self._tell_exactness()
         log.info("ready", extra=fields(url=url, model=deployment.model_name))
+        while True:
+            await self.registry.next_change()
+            self._tell_exactness()
+
+    def _tell_exactness(self) -> None:
+        """Once, and again when a worker joins that changes it."""
+        deployment, served = self.registry.deployment, self.model.current()
+        assert deployment is not None
+        assert served is not None
+        if deployment.inexact_reason == self._told_inexact:
+            return
+        self._told_inexact = deployment.inexact_reason
+        log.warning("exact: false", extra=fields(reason=deployment.inexact_reason))
+        self.model.set(replace(served, card=replace(served.card, inexact_reason=deployment.inexact_reason)))
 
 
 def make_served_model(deployment: Deployment) -> ServedModel:
@@ -203,6 +218,10 @@ def _policy(settings: GatewaySettings) -> DispatchPolicy:
         has_prefill=bool(settings.prefill),
         strict=settings.strict,
         max_retries=settings.max_retries,
+        prefill_window_tokens=settings.prefill_window_tokens,
+        on_failure=settings.on_failure,
+        retry_ratio=settings.retry_ratio,
+        retry_reserve=settings.retry_reserve,
         progress_timeout_s=settings.progress_timeout_s,
         reconnect_wait_s=settings.reconnect_wait_s,
     )

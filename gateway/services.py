@@ -21,6 +21,7 @@ class GatewayLimits:
 
     max_body_bytes: int = 2**20
     max_choices: int = 128  # n times the number of prompts
+    max_retries: int = 2  # the most that a request may ask for
 
 
 class Fleet(Protocol):

@@ -4,7 +4,7 @@ Owns the channel. Translates every gRPC error into `common.errors`. Does not dec
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from enum import StrEnum
@@ -12,7 +12,7 @@ from enum import StrEnum
 import grpc
 
 from common.errors import PeerLost, TwostrokeError
-from common.ids import Incarnation
+from common.ids import BlockHash, Incarnation
 from common.pb import decode_pb2, decode_pb2_grpc, prefill_pb2, prefill_pb2_grpc, worker_pb2, worker_pb2_grpc
 from common.prefix_index.base import Holder
 from common.rpc.status import ERROR_KEY, metadata_dict, rpc_error_to_exception
@@ -82,12 +82,21 @@ class Claim:
     def end(self) -> None:
         """Idempotent."""
         self.worker.claims.discard(self)
+        self.worker.on_load()
 
 
 class Worker:
     """One configured address. Everything but the address changes when another process answers there."""
 
-    def __init__(self, address: str, role: Role, channel: grpc.aio.Channel, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        address: str,
+        role: Role,
+        channel: grpc.aio.Channel,
+        clock: Callable[[], float],
+        on_load: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`on_load` hears when there may be less work here than before."""
         self.address = address
         self.role = role
         self.info = worker_pb2.WorkerInfo()
@@ -97,6 +106,7 @@ class Worker:
         self.registration = 0
         self.last_progress_s = 0.0
         self.claims: set[Claim] = set()
+        self.on_load = on_load
         self._clock = clock
         self._use(channel)
 
@@ -154,7 +164,10 @@ class Worker:
         before = (self.status.num_steps, self.status.kv_bytes_moved)
         if (status.num_steps, status.kv_bytes_moved) != before:
             self.last_progress_s = self._clock()
+        has_less = status.queued_tokens < self.status.queued_tokens
         self.status = status
+        if has_less:
+            self.on_load()
 
     async def describe(self, timeout_s: float) -> worker_pb2.WorkerInfo:
         """Waits for the connection for up to `timeout_s`."""
@@ -204,6 +217,12 @@ class Worker:
         """Takes the worker out of service; returns within how many seconds it will be gone."""
         async with calling(self.name):
             return (await self._worker.Drain(worker_pb2.DrainRequest(), timeout=timeout_s)).grace_s
+
+    async def count_held(self, hashes: Sequence[BlockHash], timeout_s: float) -> int:
+        """Leading blocks of `hashes` that the worker holds now."""
+        async with calling(self.name):
+            reply = await self._worker.CountHeld(worker_pb2.CountHeldRequest(block_hashes=hashes), timeout=timeout_s)
+        return reply.num_held_blocks
 
     async def close(self, grace_s: float | None = None) -> None:
         """Calls in flight may end for `grace_s`."""

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from common.pb import types_pb2 as common_dot_pb_dot_types__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16\x63ommon/pb/decode.proto\x12\x0ctwostroke.v1\x1a\x15\x63ommon/pb/types.proto\"\xbb\x01\n\x0eReserveRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x13\n\x0btransfer_id\x18\x02 \x01(\x0c\x12\x12\n\ngeneration\x18\x03 \x01(\r\x12\x13\n\x0b\x66ingerprint\x18\x04 \x01(\x0c\x12&\n\x06layout\x18\x05 \x01(\x0b\x32\x16.twostroke.v1.KVLayout\x12\x19\n\x11num_prompt_tokens\x18\x06 \x01(\r\x12\x14\n\x0c\x62lock_hashes\x18\x07 \x03(\x0c\"B\n\x06Ticket\x12\x0e\n\x06ticket\x18\x01 \x01(\x0c\x12\x17\n\x0fnum_held_blocks\x18\x02 \x01(\r\x12\x0f\n\x07lease_s\x18\x03 \x01(\x01\"\xa4\x01\n\tPushFrame\x12\x17\n\x0fsequence_number\x18\x01 \x01(\r\x12\x0e\n\x06ticket\x18\x02 \x01(\x0c\x12\x13\n\x0b\x66irst_block\x18\x03 \x01(\r\x12\x12\n\nnum_blocks\x18\x04 \x01(\r\x12\x0f\n\x07payload\x18\x05 \x01(\x0c\x12\x0e\n\x06\x63rc32c\x18\x06 \x01(\x07\x12$\n\x06\x63ommit\x18\x07 \x01(\x0b\x32\x14.twostroke.v1.Commit\"\x82\x01\n\x06\x43ommit\x12.\n\x0b\x66irst_token\x18\x01 \x01(\x0b\x32\x19.twostroke.v1.OutputToken\x12\x19\n\x11num_prompt_tokens\x18\x02 \x01(\r\x12\x12\n\nnum_blocks\x18\x03 \x01(\r\x12\x19\n\x11num_cached_tokens\x18\x04 \x01(\r\"5\n\x07PushAck\x12\x17\n\x0fsequence_number\x18\x01 \x01(\r\x12\x11\n\tcommitted\x18\x02 \x01(\x08\"\xe5\x01\n\x0fGenerateRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x06ticket\x18\x02 \x01(\x0c\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12\x18\n\x10output_token_ids\x18\x04 \x03(\r\x12.\n\x08sampling\x18\x05 \x01(\x0b\x32\x1c.twostroke.v1.SamplingParams\x12\x13\n\x0btenant_salt\x18\x06 \x01(\x0c\x12\x13\n\x0b\x66ingerprint\x18\x07 \x01(\x0c\x12\x13\n\x0btransfer_id\x18\x08 \x01(\x0c\x12\x12\n\ngeneration\x18\t \x01(\r\"\x99\x01\n\rGenerateEvent\x12)\n\x06tokens\x18\x01 \x03(\x0b\x32\x19.twostroke.v1.OutputToken\x12\x31\n\rfinish_reason\x18\x02 \x01(\x0e\x32\x1a.twostroke.v1.FinishReason\x12*\n\x05stats\x18\x03 \x01(\x0b\x32\x1b.twostroke.v1.GenerateStats\"\xdd\x01\n\rGenerateStats\x12\x19\n\x11num_cached_tokens\x18\x01 \x01(\r\x12\"\n\x1anum_computed_prompt_tokens\x18\x02 \x01(\r\x12\x0f\n\x07queue_s\x18\x03 \x01(\x01\x12\x11\n\tprefill_s\x18\x04 \x01(\x01\x12\x17\n\x0fnum_preemptions\x18\x05 \x01(\r\x12\x18\n\x10num_draft_tokens\x18\x06 \x01(\r\x12\x1b\n\x13num_accepted_tokens\x18\x07 \x01(\r\x12\x19\n\x11num_target_passes\x18\x08 \x01(\r2\xd3\x01\n\x06\x44\x65\x63ode\x12=\n\x07Reserve\x12\x1c.twostroke.v1.ReserveRequest\x1a\x14.twostroke.v1.Ticket\x12@\n\nPushBlocks\x12\x17.twostroke.v1.PushFrame\x1a\x15.twostroke.v1.PushAck(\x01\x30\x01\x12H\n\x08Generate\x12\x1d.twostroke.v1.GenerateRequest\x1a\x1b.twostroke.v1.GenerateEvent0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16\x63ommon/pb/decode.proto\x12\x0ctwostroke.v1\x1a\x15\x63ommon/pb/types.proto\"\xbb\x01\n\x0eReserveRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x13\n\x0btransfer_id\x18\x02 \x01(\x0c\x12\x12\n\ngeneration\x18\x03 \x01(\r\x12\x13\n\x0b\x66ingerprint\x18\x04 \x01(\x0c\x12&\n\x06layout\x18\x05 \x01(\x0b\x32\x16.twostroke.v1.KVLayout\x12\x19\n\x11num_prompt_tokens\x18\x06 \x01(\r\x12\x14\n\x0c\x62lock_hashes\x18\x07 \x03(\x0c\"B\n\x06Ticket\x12\x0e\n\x06ticket\x18\x01 \x01(\x0c\x12\x17\n\x0fnum_held_blocks\x18\x02 \x01(\r\x12\x0f\n\x07lease_s\x18\x03 \x01(\x01\"\xa4\x01\n\tPushFrame\x12\x17\n\x0fsequence_number\x18\x01 \x01(\r\x12\x0e\n\x06ticket\x18\x02 \x01(\x0c\x12\x13\n\x0b\x66irst_block\x18\x03 \x01(\r\x12\x12\n\nnum_blocks\x18\x04 \x01(\r\x12\x0f\n\x07payload\x18\x05 \x01(\x0c\x12\x0e\n\x06\x63rc32c\x18\x06 \x01(\x07\x12$\n\x06\x63ommit\x18\x07 \x01(\x0b\x32\x14.twostroke.v1.Commit\"\x82\x01\n\x06\x43ommit\x12.\n\x0b\x66irst_token\x18\x01 \x01(\x0b\x32\x19.twostroke.v1.OutputToken\x12\x19\n\x11num_prompt_tokens\x18\x02 \x01(\r\x12\x12\n\nnum_blocks\x18\x03 \x01(\r\x12\x19\n\x11num_cached_tokens\x18\x04 \x01(\r\"5\n\nBlockRange\x12\x13\n\x0b\x66irst_block\x18\x01 \x01(\r\x12\x12\n\nnum_blocks\x18\x02 \x01(\r\"\x8b\x01\n\x07PushAck\x12\x17\n\x0fsequence_number\x18\x01 \x01(\r\x12\x11\n\tcommitted\x18\x02 \x01(\x08\x12)\n\x07missing\x18\x03 \x03(\x0b\x32\x18.twostroke.v1.BlockRange\x12)\n\x07\x64\x61maged\x18\x04 \x01(\x0b\x32\x18.twostroke.v1.BlockRange\"\xe5\x01\n\x0fGenerateRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x06ticket\x18\x02 \x01(\x0c\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12\x18\n\x10output_token_ids\x18\x04 \x03(\r\x12.\n\x08sampling\x18\x05 \x01(\x0b\x32\x1c.twostroke.v1.SamplingParams\x12\x13\n\x0btenant_salt\x18\x06 \x01(\x0c\x12\x13\n\x0b\x66ingerprint\x18\x07 \x01(\x0c\x12\x13\n\x0btransfer_id\x18\x08 \x01(\x0c\x12\x12\n\ngeneration\x18\t \x01(\r\"\x99\x01\n\rGenerateEvent\x12)\n\x06tokens\x18\x01 \x03(\x0b\x32\x19.twostroke.v1.OutputToken\x12\x31\n\rfinish_reason\x18\x02 \x01(\x0e\x32\x1a.twostroke.v1.FinishReason\x12*\n\x05stats\x18\x03 \x01(\x0b\x32\x1b.twostroke.v1.GenerateStats\"\xfb\x01\n\rGenerateStats\x12\x19\n\x11num_cached_tokens\x18\x01 \x01(\r\x12\"\n\x1anum_computed_prompt_tokens\x18\x02 \x01(\r\x12\x0f\n\x07queue_s\x18\x03 \x01(\x01\x12\x11\n\tprefill_s\x18\x04 \x01(\x01\x12\x17\n\x0fnum_preemptions\x18\x05 \x01(\r\x12\x18\n\x10num_draft_tokens\x18\x06 \x01(\r\x12\x1b\n\x13num_accepted_tokens\x18\x07 \x01(\r\x12\x19\n\x11num_target_passes\x18\x08 \x01(\r\x12\x1c\n\x14num_refetched_blocks\x18\t \x01(\r2\xd3\x01\n\x06\x44\x65\x63ode\x12=\n\x07Reserve\x12\x1c.twostroke.v1.ReserveRequest\x1a\x14.twostroke.v1.Ticket\x12@\n\nPushBlocks\x12\x17.twostroke.v1.PushFrame\x1a\x15.twostroke.v1.PushAck(\x01\x30\x01\x12H\n\x08Generate\x12\x1d.twostroke.v1.GenerateRequest\x1a\x1b.twostroke.v1.GenerateEvent0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -40,14 +40,16 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_PUSHFRAME']._serialized_end=486
   _globals['_COMMIT']._serialized_start=489
   _globals['_COMMIT']._serialized_end=619
-  _globals['_PUSHACK']._serialized_start=621
-  _globals['_PUSHACK']._serialized_end=674
-  _globals['_GENERATEREQUEST']._serialized_start=677
-  _globals['_GENERATEREQUEST']._serialized_end=906
-  _globals['_GENERATEEVENT']._serialized_start=909
-  _globals['_GENERATEEVENT']._serialized_end=1062
-  _globals['_GENERATESTATS']._serialized_start=1065
-  _globals['_GENERATESTATS']._serialized_end=1286
-  _globals['_DECODE']._serialized_start=1289
-  _globals['_DECODE']._serialized_end=1500
+  _globals['_BLOCKRANGE']._serialized_start=621
+  _globals['_BLOCKRANGE']._serialized_end=674
+  _globals['_PUSHACK']._serialized_start=677
+  _globals['_PUSHACK']._serialized_end=816
+  _globals['_GENERATEREQUEST']._serialized_start=819
+  _globals['_GENERATEREQUEST']._serialized_end=1048
+  _globals['_GENERATEEVENT']._serialized_start=1051
+  _globals['_GENERATEEVENT']._serialized_end=1204
+  _globals['_GENERATESTATS']._serialized_start=1207
+  _globals['_GENERATESTATS']._serialized_end=1458
+  _globals['_DECODE']._serialized_start=1461
+  _globals['_DECODE']._serialized_end=1672
 # @@protoc_insertion_point(module_scope)

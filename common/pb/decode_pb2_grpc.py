@@ -63,7 +63,8 @@ class DecodeServicer:
         raise NotImplementedError('Method not implemented!')
 
     def PushBlocks(self, request_iterator, context):
-        """Blocks of one transfer, in order, ended by a commit. Every frame is acknowledged.
+        """Blocks of one transfer and their commit. Every frame is acknowledged with what did not arrive whole, to be sent
+        again; repeated and reordered frames change nothing. Ends with the acknowledged commit.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -59,6 +59,11 @@ class WorkerStub:
                 request_serializer=common_dot_pb_dot_worker__pb2.DrainRequest.SerializeToString,
                 response_deserializer=common_dot_pb_dot_worker__pb2.DrainReply.FromString,
                 _registered_method=True)
+        self.CountHeld = channel.unary_unary(
+                '/twostroke.v1.Worker/CountHeld',
+                request_serializer=common_dot_pb_dot_worker__pb2.CountHeldRequest.SerializeToString,
+                response_deserializer=common_dot_pb_dot_worker__pb2.CountHeldReply.FromString,
+                _registered_method=True)
 
 
 class WorkerServicer:
@@ -99,6 +104,13 @@ class WorkerServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def CountHeld(self, request, context):
+        """How much of a text is held here now, for a request that must find another place.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_WorkerServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -126,6 +138,11 @@ def add_WorkerServicer_to_server(servicer, server):
                     servicer.Drain,
                     request_deserializer=common_dot_pb_dot_worker__pb2.DrainRequest.FromString,
                     response_serializer=common_dot_pb_dot_worker__pb2.DrainReply.SerializeToString,
+            ),
+            'CountHeld': grpc.unary_unary_rpc_method_handler(
+                    servicer.CountHeld,
+                    request_deserializer=common_dot_pb_dot_worker__pb2.CountHeldRequest.FromString,
+                    response_serializer=common_dot_pb_dot_worker__pb2.CountHeldReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -263,6 +280,33 @@ class Worker:
             '/twostroke.v1.Worker/Drain',
             common_dot_pb_dot_worker__pb2.DrainRequest.SerializeToString,
             common_dot_pb_dot_worker__pb2.DrainReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CountHeld(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/twostroke.v1.Worker/CountHeld',
+            common_dot_pb_dot_worker__pb2.CountHeldRequest.SerializeToString,
+            common_dot_pb_dot_worker__pb2.CountHeldReply.FromString,
             options,
             channel_credentials,
             insecure,

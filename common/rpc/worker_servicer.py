@@ -1,8 +1,9 @@
-"""The Worker service, the same for prefill and decode: who it is, its load, its tokenizer, release, drain."""
+"""The Worker service, the same for both roles: who it is, its load, its tokenizer, release, drain, what it holds."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 
+from common.ids import BlockHash
 from common.pb import worker_pb2, worker_pb2_grpc
 from common.rpc.tokenizer_chunks import tokenizer_chunks
 
@@ -20,12 +21,14 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
         status: Callable[[], worker_pb2.WorkerStatus],
         release: Callable[[bytes, int], Awaitable[int]],
         begin_drain: Callable[[], float],
+        count_held: Callable[[list[BlockHash]], int],
     ) -> None:
         self._info = info
         self._tokenizer_files = tokenizer_files
         self._status = status
         self._release = release
         self._begin_drain = begin_drain
+        self._count_held = count_held
 
     async def Describe(self, request: worker_pb2.DescribeRequest, context: object) -> worker_pb2.WorkerInfo:
         return self._info
@@ -53,3 +56,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
 
     async def Drain(self, request: worker_pb2.DrainRequest, context: object) -> worker_pb2.DrainReply:
         return worker_pb2.DrainReply(grace_s=self._begin_drain())
+
+    async def CountHeld(self, request: worker_pb2.CountHeldRequest, context: object) -> worker_pb2.CountHeldReply:
+        hashes = [BlockHash(name) for name in request.block_hashes]
+        return worker_pb2.CountHeldReply(num_held_blocks=self._count_held(hashes))

@@ -93,7 +93,7 @@ class Points:
 
 
 class FakeWorker(worker_pb2_grpc.WorkerServicer):
-    """What both roles share. Points: describe, watch, release, drain."""
+    """What both roles share. Points: describe, watch, count_held, release, drain."""
 
     role: worker_pb2.Role
 
@@ -101,6 +101,8 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
         self.worker_id = worker_id
         self.fingerprint = FINGERPRINT
         self.layout = LAYOUT
+        self.narrower_fingerprints: dict[str, bytes] = {}
+        self.numerics = "fake"
         self.announced_role = self.role
         self.tokenizer_files = TOKENIZER_FILES
         self.announced_digest = tokenizer_digest(TOKENIZER_FILES)
@@ -109,6 +111,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
         self.points = Points()
         self.address = ""
         self.tls: TlsIdentity | None = None
+        self.num_held = 0  # leading blocks of any text that it says it holds
         self.released: dict[bytes, int] = {}
         self._status_changed = asyncio.Event()
         self._server: grpc.aio.Server | None = None
@@ -172,7 +175,8 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
                 model_name="fake-model",
                 fingerprint=self.fingerprint,
                 layout=layout_to_pb(self.layout),
-                numerics="fake",
+                numerics=self.numerics,
+                narrower_fingerprints=self.narrower_fingerprints,
                 exact=True,
                 max_model_len=4096,
                 vocab_size=VOCAB_SIZE,
@@ -209,6 +213,10 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
         await self.points.reach("drain")
         self.set_status(is_draining=True)
         return worker_pb2.DrainReply(grace_s=GRACE_S)
+
+    async def CountHeld(self, request: worker_pb2.CountHeldRequest, context: object) -> worker_pb2.CountHeldReply:
+        await self.points.reach("count_held")
+        return worker_pb2.CountHeldReply(num_held_blocks=min(self.num_held, len(request.block_hashes)))
 
     async def release(self, transfer_id: bytes, generation: int) -> int:
         self.released[transfer_id] = max(self.released.get(transfer_id, 0), generation)

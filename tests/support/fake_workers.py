@@ -38,6 +38,7 @@ class FakeDecode(FakeWorker, decode_pb2_grpc.DecodeServicer):
         self.requests: list[decode_pb2.GenerateRequest] = []
         self.num_held_blocks = 0
         self.num_cached_tokens = 0
+        self.num_refetched_blocks = 0
 
     @property
     def num_open(self) -> int:
@@ -100,7 +101,7 @@ class FakeDecode(FakeWorker, decode_pb2_grpc.DecodeServicer):
             raise UnknownTransfer("no such ticket")
         first_token = await reservation.committed
         self.reservations.pop(request.transfer_id, None)
-        return [first_token.token_id]
+        return [*request.output_token_ids, first_token.token_id]
 
     async def _stream(
         self, request: decode_pb2.GenerateRequest, sent: list[int]
@@ -119,6 +120,7 @@ class FakeDecode(FakeWorker, decode_pb2_grpc.DecodeServicer):
             event.finish_reason = finish_to_pb(finish)
             if is_first or finish is not None:
                 event.stats.num_cached_tokens = num_cached
+                event.stats.num_refetched_blocks = self.num_refetched_blocks
                 event.stats.queue_s, event.stats.prefill_s = 0.25, 0.5
             is_first = False
             yield event
@@ -174,8 +176,9 @@ class FakePrefill(FakeWorker, prefill_pb2_grpc.PrefillServicer):
         self.jobs[request.transfer_id] = request.generation
         try:
             await self.points.reach("computed")
-            token = token_at(request.token_ids, request.sampling.seed, 0)
-            finish = finish_of(request.sampling, token, 1)
+            num_output = len(request.output_token_ids)
+            token = token_at(request.token_ids, request.sampling.seed, num_output)
+            finish = finish_of(request.sampling, token, num_output + 1)
             yield self._first_token(token, finish)
             if finish is None:
                 await self.points.reach("first_token")
