@@ -14,6 +14,7 @@ from common.config import cache_dir, state_dir
 from common.engine_config import EngineSettings
 from common.engine_load import EngineLoad, EngineTotals
 from common.engine_thread import EngineThread
+from common.faults.injector import install
 from common.ids import BlockHash, mint_incarnation
 from common.kv.block_pool import IndexChanges
 from common.logs import fields
@@ -70,6 +71,7 @@ async def run_worker(
 ) -> None:
     """Runs until SIGTERM and an orderly end. Raises ConfigError or ModelLoadError when it cannot start."""
     name = worker_pb2.Role.Name(role).removeprefix("ROLE_").lower()
+    install(settings.fault_plan())
     # The port first: that it is in use should not be found out after the model was loaded.
     server = WorkerServer(f"{settings.host}:{settings.port}", (f"twostroke.v1.{name.capitalize()}",))
     worker_id = settings.worker_id or f"{name}-{socket.gethostname()}-{secrets.token_hex(3)}"

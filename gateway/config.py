@@ -6,13 +6,13 @@ from typing import Annotated, ClassVar
 from pydantic import Field, field_validator
 from pydantic_settings import NoDecode, SettingsConfigDict
 
-from common.config import Settings
 from common.errors import ConfigError
+from common.faults.settings import FaultSettings
 
 Addresses = Annotated[tuple[str, ...], NoDecode]
 
 
-class GatewaySettings(Settings):
+class GatewaySettings(FaultSettings):
     """Addresses are `host:port`, several with commas between; a host name may stand for several workers."""
 
     model_config = SettingsConfigDict(env_prefix="TWOSTROKE_GATEWAY_")

@@ -9,6 +9,7 @@ import time
 from prometheus_client import CollectorRegistry
 
 from common.config import state_dir
+from common.faults.injector import install
 from common.logs import fields
 from common.prefix_index.base import INDEX_NAMESPACE, PrefixIndex
 from common.prefix_index.redis import RedisPrefixIndex
@@ -131,6 +132,7 @@ def make_served_model(deployment: Deployment) -> ServedModel:
 
 async def run_gateway(settings: GatewaySettings) -> None:
     """Serves until SIGTERM or SIGINT and an orderly end. Raises ConfigError when it cannot start."""
+    install(settings.fault_plan())
     bound = bind(settings.host, settings.port, settings.client_timeout_s)
     instance = f"{socket.gethostname()}-{bound.getsockname()[1]}"
     telemetry = setup_telemetry("twostroke-gateway", instance, state_dir())

@@ -19,6 +19,8 @@ from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 
 from common.errors import ConfigError
+from common.faults.injector import installed
+from common.faults.points import Point
 from common.ids import BlockHash
 from common.prefix_index.base import Holder, PrefixIndexUnavailable
 
@@ -57,6 +59,7 @@ class RedisPrefixIndex:
         except ValueError as error:
             raise ConfigError(f"prefix index address is {url!r}: {error}") from None
         self._redis = Redis.from_pool(pool)
+        self._injector = installed()
         self._prefix = f"twostroke:{{{namespace}}}:held"
         self._lease_ms = round(lease_s * 1000)
         self._lookup_timeout_s = lookup_timeout_s
@@ -119,6 +122,8 @@ class RedisPrefixIndex:
         """Ends within `timeout_s`; whatever the store did wrong is PrefixIndexUnavailable."""
         try:
             async with asyncio.timeout(timeout_s):
+                if self._injector is not None and await self._injector.pass_point(Point.INDEX_CALL) is not None:
+                    raise ConnectionError("lost by an injected fault")
                 yield
         except TimeoutError:
             raise PrefixIndexUnavailable(f"the prefix index did not answer within {timeout_s:g} s") from None

@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING, Any, cast
 import grpc
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
+from common.faults.injector import Injector, installed
+from common.rpc.faulty import SENT, faulty_stream
 from common.rpc.limits import CLIENT_OPTIONS
 
 if TYPE_CHECKING:  # generic for the type checker alone
@@ -28,7 +30,10 @@ def open_channel(address: str) -> grpc.aio.Channel:
     iterator: the call then ends with the peer's own error, where `write` on a finished call can only say that it is
     finished.
     """
-    interceptors = [_TraceUnaryUnary(), _TraceUnaryStream(), _TraceStreamUnary(), _TraceStreamStream()]
+    interceptors: list[Any] = [_TraceUnaryUnary(), _TraceUnaryStream(), _TraceStreamUnary(), _TraceStreamStream()]
+    injector = installed()
+    if injector is not None:
+        interceptors.append(_FaultyStreamStream(injector))
     return grpc.aio.insecure_channel(address, options=CLIENT_OPTIONS, interceptors=cast(Any, interceptors))
 
 
@@ -67,3 +72,19 @@ class _TraceStreamStream(_StreamStream):
         self, continuation: Any, client_call_details: grpc.aio.ClientCallDetails, request_iterator: Any
     ) -> Any:
         return await continuation(_with_trace_context(client_call_details), request_iterator)
+
+
+class _FaultyStreamStream(_StreamStream):
+    """Innermost: what it does to a message happens on the way into the connection."""
+
+    def __init__(self, injector: Injector) -> None:
+        self._injector = injector
+
+    async def intercept_stream_stream(
+        self, continuation: Any, client_call_details: grpc.aio.ClientCallDetails, request_iterator: Any
+    ) -> Any:
+        method = client_call_details.method
+        point_of = SENT.get(method.decode() if isinstance(method, bytes) else method)
+        if point_of is not None:
+            request_iterator = faulty_stream(request_iterator, point_of, self._injector)
+        return await continuation(client_call_details, request_iterator)
