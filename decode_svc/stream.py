@@ -62,6 +62,7 @@ class SequenceStream:
                     tokens=[token_to_pb(token) for token in event.tokens],
                     finish_reason=finish_to_pb(event.finish_reason),
                     stats=self._stats() if has_stats else None,
+                    first_position=event.first_position,
                 )
                 if event.finish_reason is not None:
                     return

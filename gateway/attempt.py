@@ -35,7 +35,12 @@ class Attempt:
         self._clock = clock
         generation = journey.generation
         self._hand_off = HandOff(
-            legs, generation.times, generation.transfer, clock, has_prefill=Role.PREFILL in workers
+            legs,
+            generation.times,
+            generation.transfer,
+            clock,
+            num_delivered=len(journey.delivered),
+            has_prefill=Role.PREFILL in workers,
         )
         self._holds: set[Role] = set()  # workers that may hold something
         self._claims: list[Claim] = []
