@@ -74,7 +74,7 @@ class Channel:
         """Calls end with their callers here."""
 
     async def _unary(
-        self, method: str, request: Any, *, timeout: float | None = None, wait_for_ready: bool = False
+        self, method: str, request: Any, *, timeout: float | None = None, wait_for_ready: bool = False  # noqa: ASYNC109
     ) -> Any:
         call = Call(self._network, self._address, self._owner, method, request)
         try:
@@ -154,7 +154,7 @@ class Call:
             self._finish(reported(error))
         except grpc.aio.AioRpcError as error:
             self._finish(error)
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 (whatever it is, the caller hears of it and the test sees it)
             host.defects.append(error)
             self._finish(status(grpc.StatusCode.INTERNAL, repr(error)))
         finally:
