@@ -24,14 +24,22 @@ MAX_QUEUED = 4
 
 
 class Host:
-    """One incarnation of a process at an address. `servicers`: full service name -> servicer."""
+    """One incarnation of a process at an address. The generated `add_..._to_server` take it for a server."""
 
     def __init__(self, address: str) -> None:
         self.address = address
-        self.servicers: dict[str, Any] = {}
+        self.handlers: dict[str, Callable[[Any, Any], Any]] = {}  # by the call's path
         self.is_alive = True
         self.calls: set[Call] = set()  # that it answers or has made
         self.defects: list[BaseException] = []
+
+    def add_generic_rpc_handlers(self, _: Any) -> None:
+        """The same handlers, in another form."""
+
+    def add_registered_method_handlers(self, service: str, handlers: dict[str, Any]) -> None:
+        for name, handler in handlers.items():
+            behaviors = (handler.unary_unary, handler.unary_stream, handler.stream_unary, handler.stream_stream)
+            self.handlers[f"/{service}/{name}"] = next(behavior for behavior in behaviors if behavior is not None)
 
 
 class Network:
@@ -74,7 +82,12 @@ class Channel:
         """Calls end with their callers here."""
 
     async def _unary(
-        self, method: str, request: Any, *, timeout: float | None = None, wait_for_ready: bool = False  # noqa: ASYNC109
+        self,
+        method: str,
+        request: Any,
+        *,
+        timeout: float | None = None,  # noqa: ASYNC109 (the name is gRPC's)
+        wait_for_ready: bool = False,
     ) -> Any:
         call = Call(self._network, self._address, self._owner, method, request)
         try:
@@ -98,6 +111,11 @@ class Call:
         self._has_ended = asyncio.Event()
         self._pump: asyncio.Task[None] | None = None
         self._task = asyncio.get_running_loop().create_task(self._serve(address, request))
+
+    @property
+    def is_watch(self) -> bool:
+        """Whether it is a status stream, which never ends."""
+        return self._method.endswith("/WatchStatus")
 
     def __aiter__(self) -> "Call":
         return self
@@ -164,8 +182,7 @@ class Call:
                 side.discard(self)
 
     async def _handle(self, host: Host, request: Any) -> None:
-        service, name = self._method.removeprefix("/").split("/")
-        behavior = with_faults(getattr(host.servicers[service], name), self._method, self._network.injector)
+        behavior = with_faults(host.handlers[self._method], self._method, self._network.injector)
         requests = self._pumped(request) if hasattr(request, "__aiter__") else request
         if not inspect.isasyncgenfunction(behavior):
             await self._answers.put(await behavior(requests, _Context()))
