@@ -35,6 +35,18 @@ class Plan:
     kv_memory_mib: int = 1
     has_redis: bool = True
     gateway_flags: Sequence[str] = ()
+    hosts: Mapping[str, "NetworkHost"] = field(default_factory=dict)  # role -> where it runs; default: here
+
+
+@dataclass(frozen=True)
+class NetworkHost:
+    """A network namespace, and the address at which the others reach it."""
+
+    namespace: str
+    address: str
+
+    def command(self, argv: list[str]) -> list[str]:
+        return ["ip", "netns", "exec", self.namespace, *argv]
 
 
 @dataclass
@@ -160,7 +172,8 @@ def _services(plan: Plan, gateway_port: int) -> list[Service]:
     for role, count in (("decode", plan.num_decode), ("prefill", plan.num_prefill)):
         for number in range(count):
             port = free_port()
-            addresses[role].append(f"{LOOPBACK}:{port}")
+            host = plan.hosts.get(role)
+            addresses[role].append(f"{host.address if host else LOOPBACK}:{port}")
             services.append(Service(f"{role}-{number}", role, _worker_argv(plan, role, number, port) + index))
     gateway = [sys.executable, "-m", "gateway", "--port", str(gateway_port), *index, *plan.gateway_flags]
     for role, listed in addresses.items():
@@ -180,13 +193,19 @@ def _worker_argv(plan: Plan, role: str, number: int, port: int) -> list[str]:
     argv = [sys.executable, "-m", f"{role}_svc", "--port", str(port), "--worker-id", f"{role}-{number}"]
     argv += ["--model", str(plan.model), "--numerics", "int8", "--kv-memory-mib", str(plan.kv_memory_mib)]
     argv += ["--threads", "1", "--max-num-batched-tokens", "64"]
-    return [*argv, "--lease-s", "5"] if role == "decode" else argv
+    if role == "decode":
+        argv += ["--lease-s", "5"]
+    if role in plan.hosts:
+        argv += ["--host", plan.hosts[role].address]
+    return argv
 
 
 def _argv(plan: Plan, service: Service) -> list[str]:
     """Every start draws other faults than the one before, or the fault that ended it would come again at once."""
+    argv = service.argv
     faults = plan.faults.get(service.role)
-    if not faults:
-        return service.argv
-    seed = f"{faults};seed={sum(map(ord, service.name)) * 1000 + service.num_starts}"
-    return [*service.argv, "--allow-fault-injection", "--faults", seed]
+    if faults:
+        seed = sum(map(ord, service.name)) * 1000 + service.num_starts
+        argv = [*argv, "--allow-fault-injection", "--faults", f"{faults};seed={seed}"]
+    host = plan.hosts.get(service.role)
+    return host.command(argv) if host else argv
