@@ -8,6 +8,7 @@ from pydantic_settings import NoDecode, SettingsConfigDict
 
 from common.errors import ConfigError
 from common.faults.settings import FaultSettings
+from common.rpc.limits import PROGRESS_INTERVAL_S
 
 Addresses = Annotated[tuple[str, ...], NoDecode]
 
@@ -37,7 +38,9 @@ class GatewaySettings(FaultSettings):
     strict: bool = Field(False, description="an error instead of an answer computed in another way than planned")
     max_retries: int = Field(2, ge=0, description="failures of workers that one generation survives")
     progress_timeout_s: float = Field(
-        60.0, gt=0, description="a worker with open work and no step for this long is lost"
+        60.0,
+        ge=3 * PROGRESS_INTERVAL_S,
+        description="a worker of which a request hears nothing for this long is lost to it",
     )
     reconnect_wait_s: float = Field(30.0, ge=0, description="wait for a lost decode worker when there is no other")
     client_timeout_s: float = Field(

@@ -91,6 +91,8 @@ class HandOff:
         return isinstance(last, GenerateEvent) and finish_from_pb(last.finish_reason) is not None
 
     def _on_prefill(self, event: PrefillEvent) -> Arrival | None:
+        if event.HasField("progress"):
+            return None
         if event.HasField("handed_off"):
             self._is_handed_off = True
             return None

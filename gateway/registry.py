@@ -173,7 +173,6 @@ class Registry:
         self._check_single(worker)
         worker.state, worker.reason = WorkerState.READY, ""
         worker.registration += 1
-        worker.last_progress_s = self._clock()
         log.info("%s is ready", worker.name, extra=fields(backend=worker.info.backend))
         self._announce()
 

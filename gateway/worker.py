@@ -93,7 +93,6 @@ class Worker:
         self.reason = f"{self.name} was not reached yet"  # a sentence: who is not ready, and why
         self.status = worker_pb2.WorkerStatus()
         self.registration = 0
-        self.last_progress_s = 0.0
         self.claims: set[Claim] = set()
         self._clock = clock
         self._channel = channel
@@ -139,10 +138,6 @@ class Worker:
         return claim
 
     def update(self, status: worker_pb2.WorkerStatus) -> None:
-        """Steps and moved bytes are progress; a mere change of the queue is not."""
-        before = (self.status.num_steps, self.status.kv_bytes_moved)
-        if (status.num_steps, status.kv_bytes_moved) != before:
-            self.last_progress_s = self._clock()
         self.status = status
 
     async def describe(self, timeout_s: float) -> worker_pb2.WorkerInfo:

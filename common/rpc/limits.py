@@ -14,6 +14,9 @@ MAX_RECONNECT_MS = 2_000
 # One try may take this long: less would be too short for a busy host or a far one. A refused connection fails at once.
 CONNECT_TIMEOUT_MS = 2_000
 
+PROGRESS_INTERVAL_S = 1.0
+"""How often a worker tells, on the stream of a call that has nothing else to say, that it goes on."""
+
 ChannelOption = tuple[str, int]
 
 _BOTH_ENDS: tuple[ChannelOption, ...] = (

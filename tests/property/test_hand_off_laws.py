@@ -4,6 +4,7 @@ What is driven are the real services. The laws: what a client has received is ri
 is open comes to an end; nobody holds a block, a promise, a call or a claim afterwards.
 """
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule
@@ -87,5 +88,29 @@ class HandOffMachine(RuleBasedStateMachine):
             self.stack.close()
 
 
+@pytest.mark.parametrize(
+    "point",
+    [Point.FRAME_SENT, Point.FRAME_RECEIVED, Point.COMMIT, Point.ACK, Point.PREFILL_REPLY, Point.DECODE_STREAM],
+)
+def test_a_stall_is_noticed_while_others_are_served(point: Point) -> None:
+    """Time without progress is the request's own: a worker that is busy with others does not hide it."""
+    stack = SimulatedStack(num_blocks={Role.PREFILL: 20, Role.DECODE: 20})
+    try:
+        stack.faults.next_at[point].append(FaultKind.STALL)
+        stalled = stack.ask(TEXTS[0][:30], 14)
+        stack.work()
+        for number in range(3 * int(PROGRESS_TIMEOUT_S)):
+            other = stack.ask((number, number), 3)
+            stack.work()
+            assert other.has_ended
+            stack.loop.advance(1.0)
+        assert stalled.has_ended
+        assert stalled.received == stalled.expected
+        stack.rest(LEASE_S)
+        stack.check_baseline()
+    finally:
+        stack.close()
+
+
 TestHandOff = HandOffMachine.TestCase
-TestHandOff.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestHandOff.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
