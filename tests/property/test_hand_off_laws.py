@@ -112,5 +112,23 @@ def test_a_stall_is_noticed_while_others_are_served(point: Point) -> None:
         stack.close()
 
 
+def test_a_long_wait_in_a_queue_is_no_loss() -> None:
+    """Longer than the time-out for silence, by far: the queue moves, and the workers say so."""
+    stack = SimulatedStack(num_blocks={Role.PREFILL: 20, Role.DECODE: 200})
+    try:
+        clients = [stack.ask(((number,) * 30), 3) for number in range(12)]
+        waited_s = 0.0
+        while not all(client.has_ended for client in clients):
+            stack.step_everyone()
+            stack.loop.advance(1.0)
+            waited_s += 1.0
+        assert waited_s > 3 * PROGRESS_TIMEOUT_S
+        assert [client.route.fallback for client in clients] == [""] * 12
+        stack.rest(LEASE_S)
+        stack.check_baseline()
+    finally:
+        stack.close()
+
+
 TestHandOff = HandOffMachine.TestCase
 TestHandOff.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)

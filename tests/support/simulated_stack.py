@@ -108,6 +108,7 @@ class Client:
     generation: Generation
     expected: list[int]
     received: list[int] = field(default_factory=list)
+    route: Route = field(default_factory=Route)
     error: TwostrokeError | None = None
     has_left: bool = False
     task: "asyncio.Task[None] | None" = None
@@ -246,7 +247,7 @@ class SimulatedStack:
 
     async def _read(self, client: Client) -> None:
         try:
-            async for delta in self.dispatcher.generate(client.generation, Route()):
+            async for delta in self.dispatcher.generate(client.generation, client.route):
                 client.received.extend(token.token_id for token in delta.tokens)
         except TwostrokeError as error:
             client.error = error
