@@ -42,14 +42,12 @@ class Backoff:
 class Registry:
     def __init__(
         self,
-        clock: Callable[[], float],
         *,
         model_name: str | None = None,
         connect: Callable[[str], grpc.aio.Channel] = open_channel,
         backoff: Backoff = Backoff(),
         status_interval_ms: int = 50,
     ) -> None:
-        self._clock = clock
         self._model_name = model_name
         self._connect = connect
         self._backoff = backoff
@@ -92,7 +90,7 @@ class Registry:
         for key in [key for key in self._workers if key[0] is role and key not in wanted]:
             self._remove(key)
         for key in sorted(wanted - self._workers.keys()):
-            worker = Worker(key[1], role, self._connect(key[1]), self._clock)
+            worker = Worker(key[1], role, self._connect(key[1]))
             self._workers[key] = worker
             self._links[key] = asyncio.create_task(self._keep(worker), name=f"link {worker.address}")
             self._links[key].add_done_callback(_log_defect)

@@ -47,7 +47,7 @@ class Gateway:
         prometheus = CollectorRegistry()
         metrics = DispatchMetrics(prometheus)
         self.admission = Admission(settings.max_active_requests)
-        self.registry = Registry(clock, model_name=settings.model_name)
+        self.registry = Registry(model_name=settings.model_name)
         prometheus.register(WorkerCollector(self.registry.workers))
         show_peak_memory(prometheus)
         self.discovery = Discovery(

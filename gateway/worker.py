@@ -4,7 +4,7 @@ Owns the channel. Translates every gRPC error into `common.errors`. Does not dec
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from enum import StrEnum
@@ -85,7 +85,7 @@ class Claim:
 class Worker:
     """One configured address. Everything but the address changes when another process answers there."""
 
-    def __init__(self, address: str, role: Role, channel: grpc.aio.Channel, clock: Callable[[], float]) -> None:
+    def __init__(self, address: str, role: Role, channel: grpc.aio.Channel) -> None:
         self.address = address
         self.role = role
         self.info = worker_pb2.WorkerInfo()
@@ -94,7 +94,6 @@ class Worker:
         self.status = worker_pb2.WorkerStatus()
         self.registration = 0
         self.claims: set[Claim] = set()
-        self._clock = clock
         self._channel = channel
         self._worker = worker_pb2_grpc.WorkerStub(channel)
         self._decode = decode_pb2_grpc.DecodeStub(channel)

@@ -70,7 +70,7 @@ class GatewayStack:
         self.decode = list(decode)
         self.prometheus = CollectorRegistry()
         self.metrics = DispatchMetrics(self.prometheus)
-        self.registry = Registry(time.monotonic, backoff=Backoff(0.001, 0.05), status_interval_ms=1)
+        self.registry = Registry(backoff=Backoff(0.001, 0.05), status_interval_ms=1)
         self.admission = Admission(max_active)
         self.dispatcher = HandOffDispatcher(
             self.registry,

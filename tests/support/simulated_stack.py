@@ -255,7 +255,6 @@ class SimulatedStack:
     def _start_gateway(self) -> None:
         host = Host("gateway")
         self.registry = Registry(
-            self.loop.time,
             connect=lambda address: self.network.channel(address, host),  # type: ignore[arg-type, return-value]
             backoff=Backoff(0.1, 1.0),
             status_interval_ms=STATUS_INTERVAL_MS,

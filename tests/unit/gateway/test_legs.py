@@ -39,7 +39,7 @@ class ToldCall:
 class Fixture:
     def __init__(self) -> None:
         self.now_s = 100.0
-        self.worker = Worker("127.0.0.1:9", Role.DECODE, open_channel("127.0.0.1:9"), lambda: self.now_s)
+        self.worker = Worker("127.0.0.1:9", Role.DECODE, open_channel("127.0.0.1:9"))
         self.legs = Legs(lambda: self.now_s, TIMEOUT_S)
 
     def open(self, *events: GenerateEvent) -> ToldCall:
