@@ -22,13 +22,14 @@ from tests.support.tiny_models import make_tiny_model
 
 
 async def kill_now_and_then(stack: ChaosStack, kills: Counter[str], interval_s: float, seed: int) -> None:
-    """Every service in turn, in an order of the seed; each comes back before its next turn."""
+    """Every service in turn, in an order of the seed; each is back before the next one's turn."""
     draw = random.Random(seed)
     while True:
         for name in draw.sample(sorted(stack.services), len(stack.services)):
             await asyncio.sleep(interval_s * draw.uniform(0.5, 1.5))
             kills[name] += 1
             stack.kill(name)
+            await stack.until_ready()
 
 
 async def run(options: argparse.Namespace, work_dir: Path) -> Outcome:

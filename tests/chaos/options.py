@@ -13,7 +13,9 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--deadline-s", type=float, default=60.0)
     parser.add_argument("--hang-s", type=float, default=120.0)
-    parser.add_argument("--kill-interval-s", type=float, default=10.0, help="time between two kill -9")
+    parser.add_argument(
+        "--kill-interval-s", type=float, default=5.0, help="from the return of one service to the kill -9 of the next"
+    )
     parser.add_argument("--faults", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--kills", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--network", action="store_true", help="break links between hosts instead (needs root)")
