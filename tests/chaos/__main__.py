@@ -20,6 +20,9 @@ from tests.chaos.report import Outcome
 from tests.chaos.stack import ChaosStack, Plan, worker_loads
 from tests.support.tiny_models import make_tiny_model
 
+NOTICE_S = 1.0
+"""The gateway has noticed a death by then: before, everyone still looks ready."""
+
 
 async def kill_now_and_then(stack: ChaosStack, kills: Counter[str], interval_s: float, seed: int) -> None:
     """Every service in turn, in an order of the seed; each is back before the next one's turn."""
@@ -29,6 +32,7 @@ async def kill_now_and_then(stack: ChaosStack, kills: Counter[str], interval_s: 
             await asyncio.sleep(interval_s * draw.uniform(0.5, 1.5))
             kills[name] += 1
             stack.kill(name)
+            await asyncio.sleep(NOTICE_S)
             await stack.until_ready()
 
 
