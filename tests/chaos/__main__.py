@@ -55,8 +55,12 @@ async def run(options: argparse.Namespace, work_dir: Path) -> Outcome:
         if not options.kills:
             killer.cancel()
 
+        def never_killed() -> list[str]:
+            return sorted(stack.services.keys() - kills.keys()) if options.kills else []
+
         def goes_on(totals: Totals) -> bool:
-            return totals.requests < options.requests and time.monotonic() - began_s < options.max_s
+            is_short = totals.requests < options.requests or bool(never_killed())
+            return is_short and time.monotonic() - began_s < options.max_s
 
         await load.run(options.concurrency, goes_on)
         wall_s = time.monotonic() - began_s
@@ -67,8 +71,18 @@ async def run(options: argparse.Namespace, work_dir: Path) -> Outcome:
         leaked = await leaked_blocks(stack, start)
         await asyncio.gather(killer, progress, return_exceptions=True)
         settings = {key: value for key, value in vars(options).items() if key != "out"} | {"faults_at": faults}
-        injected, defects = stack.injected(), stack.defects()
-        return Outcome(load.totals, options.seed, wall_s, injected, kills, leaked, defects, options.requests, settings)
+        return Outcome(
+            totals=load.totals,
+            seed=options.seed,
+            wall_s=wall_s,
+            injected=stack.injected(),
+            kills=kills,
+            leaked_blocks=leaked,
+            defects=stack.defects(),
+            min_requests=options.requests,
+            never_killed=never_killed(),
+            settings=settings,
+        )
 
 
 async def _show_progress(totals: Totals, began_s: float) -> None:

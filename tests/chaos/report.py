@@ -21,6 +21,7 @@ class Outcome:
     leaked_blocks: dict[str, float]  # worker -> blocks, of workers that did not return to their start
     defects: list[str]
     min_requests: int
+    never_killed: list[str]  # services whose turn never came
     settings: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -34,6 +35,8 @@ class Outcome:
             "defects in the logs": len(self.defects),
         }
         complaints = [f"{what}: {count}" for what, count in found.items() if count]
+        if self.never_killed:
+            complaints.append(f"never killed: {', '.join(self.never_killed)}")
         if totals.requests < self.min_requests:
             complaints.append(f"{totals.requests} requests of {self.min_requests}")
         return complaints

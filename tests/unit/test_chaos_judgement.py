@@ -20,6 +20,7 @@ def outcome(**changes: object) -> Outcome:
         "leaked_blocks": {},
         "defects": [],
         "min_requests": 12,
+        "never_killed": [],
     }
     return Outcome(**(fields | changes))  # type: ignore[arg-type]
 
@@ -39,6 +40,7 @@ def test_failed_requests_are_counted_and_forgiven() -> None:
         ({"totals": Totals(right=12, hangs=["x"])}, "hangs: 1"),
         ({"leaked_blocks": {"decode-0": 1.0}}, "leaked blocks: 1"),
         ({"defects": ["Traceback"]}, "defects in the logs: 1"),
+        ({"never_killed": ["gateway", "redis"]}, "never killed: gateway, redis"),
         ({"min_requests": 13}, "12 requests of 13"),
     ],
 )
