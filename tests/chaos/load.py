@@ -57,14 +57,19 @@ class Broken(Exception):
         self.part = part
 
 
+def _make_client(url: str, limits: Limits) -> httpx.AsyncClient:
+    pool = httpx.Limits(max_connections=None, max_keepalive_connections=32)
+    return httpx.AsyncClient(base_url=url, timeout=limits.hang_s, limits=pool)
+
+
 class Load:
     """`expected`: case number -> right answer."""
 
     def __init__(self, url: str, cases: list[Case], expected: Mapping[int, Answer], limits: Limits, seed: int) -> None:
         self.totals = Totals()
-        self._client = httpx.AsyncClient(
-            base_url=url, timeout=limits.hang_s, limits=httpx.Limits(max_connections=None, max_keepalive_connections=32)
-        )
+        self._client = _make_client(url, limits)
+        # Cancelled requests must not share a pool with the others: what they do to it is not the gateway's doing.
+        self._leaving_client = _make_client(url, limits)
         self._cases = cases
         self._expected = expected
         self._limits = limits
@@ -78,6 +83,7 @@ class Load:
 
     async def close(self) -> None:
         await self._client.aclose()
+        await self._leaving_client.aclose()
 
     async def _client_loop(self, goes_on: Callable[[Totals], bool]) -> None:
         while goes_on(self.totals):
@@ -133,9 +139,9 @@ class Load:
         seen = _Seen()
         try:
             if streams:
-                await self._stream(case, seen)
+                await self._stream(self._client, case, seen)
             else:
-                await self._whole(case, seen)
+                await self._whole(self._client, case, seen)
         except (httpx.ConnectError, httpx.ConnectTimeout):
             raise Refused("gateway down", 0.1) from None
         except httpx.TransportError as error:
@@ -148,7 +154,7 @@ class Load:
         patience_s = self._draw.choice((0.0, 0.01, 0.05, 0.2, 1.0))
         try:
             async with asyncio.timeout(patience_s):
-                await (self._stream(case, seen) if streams else self._whole(case, seen))
+                await (self._stream if streams else self._whole)(self._leaving_client, case, seen)
         except (TimeoutError, httpx.TransportError, Refused):
             pass
         return seen.answer()
@@ -158,25 +164,26 @@ class Load:
             self._model = (await self._client.get("/v1/models")).json()["data"][0]["id"]
         return {**case.body, "model": self._model, "stream": stream}
 
-    async def _whole(self, case: Case, seen: "_Seen") -> None:
-        response = await self._client.post("/v1/completions", json=await self._body(case, stream=False))
+    async def _whole(self, client: httpx.AsyncClient, case: Case, seen: "_Seen") -> None:
+        response = await client.post("/v1/completions", json=await self._body(case, stream=False))
         self._check_status(response, response.content, seen)
         seen.take(response.json())
 
-    async def _stream(self, case: Case, seen: "_Seen") -> None:
+    async def _stream(self, client: httpx.AsyncClient, case: Case, seen: "_Seen") -> None:
         body = await self._body(case, stream=True)
-        async with self._client.stream("POST", "/v1/completions", json=body) as response:
+        async with client.stream("POST", "/v1/completions", json=body) as response:
             self._check_status(response, await response.aread() if response.status_code != 200 else b"", seen)
             async for line in response.aiter_lines():
                 if not line.startswith("data: "):
                     continue
                 if line == "data: [DONE]":
                     seen.is_done = True
-                    return
+                    continue
                 seen.take(json.loads(line[6:]))
                 if seen.has_enough:
                     return
-        raise Broken("the stream ended without [DONE]", seen.answer())
+        if not seen.is_done:
+            raise Broken("the stream ended without [DONE]", seen.answer())
 
     def _check_status(self, response: httpx.Response, content: bytes, seen: "_Seen") -> None:
         for reason in response.headers.get("x-twostroke-fallback", "").split(","):
