@@ -115,7 +115,7 @@ async def test_what_the_client_waited_for_the_transfer(
     outcomes: tuple[Outcome | tuple[Role, Outcome], ...], transfer: KVTransfer
 ) -> None:
     seen = KVTransfer()
-    hand_off = HandOff(ScriptedLegs(*outcomes), RequestTimes(), seen, ticking(), has_prefill=True)  # type: ignore[arg-type]
+    hand_off = HandOff(ScriptedLegs(*outcomes), RequestTimes(), seen, ticking(), num_delivered=0, has_prefill=True)  # type: ignore[arg-type]
     hand_off.kv_bytes = 3000
     await read(hand_off)
     assert seen == transfer
