@@ -48,6 +48,12 @@ replay: $(VENV)/run.stamp ## replay traffic against a server: make replay ARGS='
 compare: $(VENV)/run.stamp ## decide between two replays: make compare ARGS='BEFORE.json AFTER.json --html FILE'
 	$(PY) -m bench.replay.compare $(ARGS)
 
+chaos: $(VENV)/dev.stamp redis-server ## break a 2p2d stack in every way under load; hosts apart: make chaos ARGS=--network
+	$(PY) -m tests.chaos $(ARGS)
+
+soak: $(VENV)/dev.stamp redis-server ## 20 minutes of steady load: memory, files, threads and blocks must stay flat
+	$(PY) -m tests.chaos.soak $(ARGS)
+
 proto: $(VENV)/dev.stamp ## generate common/pb from proto/
 	$(PROTOC) --python_out=. --pyi_out=. --grpc_python_out=. proto/*.proto
 
@@ -117,5 +123,5 @@ $(VENV)/created:
 	echo "Creating $(VENV) with $$("$$found" --version)"; \
 	"$$found" -m venv $(VENV) && touch $@
 
-.PHONY: help run demo test check rolling bench replay compare proto install format clean redis-server \
+.PHONY: help run demo test check rolling bench replay compare chaos soak proto install format clean redis-server \
 	check-format check-lint check-types check-imports check-sizes check-proto check-manifests

@@ -5,11 +5,11 @@ from typing import ClassVar
 
 from pydantic import Field, field_validator
 
-from common.config import Settings
+from common.faults.settings import FaultSettings
 from common.kv.layout import KVFormat
 
 
-class EngineSettings(Settings):
+class EngineSettings(FaultSettings):
     program: ClassVar[str] = "twostroke-worker"
 
     host: str = Field("127.0.0.1", description="where the gRPC service listens")

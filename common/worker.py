@@ -15,6 +15,7 @@ from common.config import cache_dir, state_dir
 from common.engine_config import EngineSettings
 from common.engine_load import EngineLoad, EngineTotals
 from common.engine_thread import EngineThread
+from common.faults.injector import install
 from common.ids import BlockHash, mint_incarnation
 from common.kv.block_pool import IndexChanges
 from common.logs import fields
@@ -78,6 +79,7 @@ async def run_worker(
     """Runs until SIGTERM or a call of Drain, and an orderly end. Raises ConfigError or ModelLoadError when it cannot
     start."""
     name = worker_pb2.Role.Name(role).removeprefix("ROLE_").lower()
+    install(settings.fault_plan())
     tls = load_identity(settings.tls_dir)
     # The port first: that it is in use should not be found out after the model was loaded.
     server = make_server(settings, f"twostroke.v1.{name.capitalize()}", tls)

@@ -102,7 +102,8 @@ class DecodeServicer(decode_pb2_grpc.DecodeServicer):
         try:
             sequence = await self._begin(request, listener)
             self._wake_engine()
-            stream = SequenceStream(sequence, listener.events, SpanRecorder(self._telemetry, current_context()))
+            spans = SpanRecorder(self._telemetry, current_context())
+            stream = SequenceStream(sequence, listener.events, spans, lambda: self._engine.totals.num_steps)
             async with aclosing(stream.run()) as events:
                 async for event in events:
                     yield event

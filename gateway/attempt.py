@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
+from enum import Enum, auto
 
 from common.pb.decode_pb2 import Ticket
 from gateway.generation import TokenDelta
@@ -22,6 +23,21 @@ class Reuse:
     num_computed: int
 
 
+class AttemptState(Enum):
+    PLACED = auto()  # workers are chosen and the work is counted; nobody was asked for anything
+    RESERVING = auto()  # decode was asked for room, and may hold some
+    RUNNING = auto()  # both calls are open, or decode's alone
+    ENDED = auto()  # the calls are ended, and whatever the workers hold is being given back
+
+
+LEGAL_TRANSITIONS: dict[AttemptState, frozenset[AttemptState]] = {
+    AttemptState.PLACED: frozenset({AttemptState.RESERVING, AttemptState.RUNNING, AttemptState.ENDED}),
+    AttemptState.RESERVING: frozenset({AttemptState.RUNNING, AttemptState.ENDED}),
+    AttemptState.RUNNING: frozenset({AttemptState.ENDED}),
+    AttemptState.ENDED: frozenset(),
+}
+
+
 class Attempt:
     """Made with its placement; then `reserve`d where prefill takes part, `open`ed, read, and `end`ed in any state."""
 
@@ -35,7 +51,7 @@ class Attempt:
         clock: Callable[[], float],
     ) -> None:
         self.placement = placement
-        self.is_running = False
+        self.state = AttemptState.PLACED
         self._journey = journey
         self._number = journey.attempt
         self._workers = workers
@@ -44,7 +60,12 @@ class Attempt:
         self._clock = clock
         generation = journey.generation
         self._hand_off = HandOff(
-            legs, generation.times, generation.transfer, clock, has_prefill=Role.PREFILL in workers
+            legs,
+            generation.times,
+            generation.transfer,
+            clock,
+            num_delivered=len(journey.delivered),
+            has_prefill=Role.PREFILL in workers,
         )
         self._holds: set[Role] = set()  # workers that may hold something
         self._claims: list[Claim] = []
@@ -52,6 +73,11 @@ class Attempt:
         self._ending: dict[Role, asyncio.Task[None]] | None = None
         self._num_tokens = journey.num_tokens
         self._is_reuse_told = False
+
+    @property
+    def is_running(self) -> bool:
+        """Whether calls were opened, until `end`."""
+        return self.state is AttemptState.RUNNING
 
     def claim(self, demand: Demand) -> None:
         """Counts the work at once, so that the next placement sees it before the workers' statuses do."""
@@ -64,6 +90,7 @@ class Attempt:
 
     async def reserve(self, timeout_s: float) -> Ticket:
         """Raises the decode worker's refusal or loss. A call cut off may have been heard: `end` releases it."""
+        self._move_to(AttemptState.RESERVING)
         self._holds.add(Role.DECODE)
         return await self._workers[Role.DECODE].reserve(self._journey.reserve_request(), timeout_s)
 
@@ -74,7 +101,7 @@ class Attempt:
     def open(self, ticket: Ticket | None) -> None:
         """Opens both calls; without a ticket decode's alone."""
         journey, decode, times = self._journey, self._workers[Role.DECODE], self._journey.generation.times
-        self.is_running = True
+        self._move_to(AttemptState.RUNNING)
         self._holds.update(self._workers)
         times.run_started = times.run_started or self._clock()
         if ticket is not None:
@@ -111,6 +138,7 @@ class Attempt:
     def end(self, *, finished_by: Role | None = None) -> dict[Role, "asyncio.Task[None]"]:
         """Ends both calls and starts the release of both sides; returns at once, with the releases. Idempotent."""
         if self._ending is None:
+            self._move_to(AttemptState.ENDED)
             for claim in self._claims:
                 claim.end()
             readers = self._legs.close(but=finished_by)
@@ -128,3 +156,7 @@ class Attempt:
     @property
     def _num_prompt_tokens(self) -> int:
         return len(self._journey.generation.token_ids)
+
+    def _move_to(self, state: AttemptState) -> None:
+        assert state in LEGAL_TRANSITIONS[self.state], f"attempt {self._number}: {self.state.name} -> {state.name}"
+        self.state = state

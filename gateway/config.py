@@ -6,15 +6,16 @@ from typing import Annotated, ClassVar
 from pydantic import Field, field_validator
 from pydantic_settings import NoDecode, SettingsConfigDict
 
-from common.config import Settings
 from common.errors import ConfigError
+from common.faults.settings import FaultSettings
+from common.rpc.limits import PROGRESS_INTERVAL_S
 from gateway.generation import OnFailure
 
 MIN_SECRET_BYTES = 16
 Addresses = Annotated[tuple[str, ...], NoDecode]
 
 
-class GatewaySettings(Settings):
+class GatewaySettings(FaultSettings):
     """Addresses are `host:port`, several with commas between; a host name may stand for several workers."""
 
     model_config = SettingsConfigDict(env_prefix="TWOSTROKE_GATEWAY_")
@@ -55,7 +56,9 @@ class GatewaySettings(Settings):
     retry_ratio: float = Field(1.0, ge=0, description="retries that each generation adds to what all may make")
     retry_reserve: int = Field(256, ge=0, description="retries that all generations may make at once")
     progress_timeout_s: float = Field(
-        60.0, gt=0, description="a worker with open work and no step for this long is lost"
+        60.0,
+        ge=3 * PROGRESS_INTERVAL_S,
+        description="a worker of which a request hears nothing for this long is lost to it",
     )
     reconnect_wait_s: float = Field(30.0, ge=0, description="wait for a lost decode worker when there is no other")
     client_timeout_s: float = Field(

@@ -45,6 +45,7 @@ class HandOff:
         transfer: KVTransfer,
         clock: Callable[[], float],
         *,
+        num_delivered: int,
         has_prefill: bool,
     ) -> None:
         self._legs = legs
@@ -53,6 +54,7 @@ class HandOff:
         self._clock = clock
         self._needs_first_token = has_prefill
         self._is_handed_off = not has_prefill
+        self._next_position = num_delivered  # of the output
         self._early: deque[GenerateEvent | LegEnd] = deque()  # decode's, here before prefill's first token
         self._first_token_s: float | None = None  # prefill's, until decode has spoken
         self.num_cached_tokens = 0
@@ -92,6 +94,8 @@ class HandOff:
         return isinstance(last, GenerateEvent) and finish_from_pb(last.finish_reason) is not None
 
     def _on_prefill(self, event: PrefillEvent) -> Arrival | None:
+        if event.HasField("progress"):
+            return None
         if event.HasField("handed_off"):
             self._is_handed_off = True
             return None
@@ -111,6 +115,7 @@ class HandOff:
 
     def _first_token(self, first: FirstToken) -> Arrival:
         self._needs_first_token = False
+        self._next_position += 1
         self.num_cached_tokens = self.num_reused_tokens = first.num_cached_tokens
         self._note_first_token(first.queue_s, first.prefill_s)
         self._first_token_s = self._clock()
@@ -139,6 +144,10 @@ class HandOff:
         finish_reason = finish_from_pb(event.finish_reason)
         if not event.tokens and finish_reason is None:
             return None
+        if event.first_position != self._next_position:
+            message = f"decode's tokens begin at output position {event.first_position}; {self._next_position} is next"
+            raise LegFailed(Role.DECODE, TransferError(message))
+        self._next_position += len(event.tokens)
         return Arrival(tuple(token_from_pb(token) for token in event.tokens), finish_reason, Role.DECODE)
 
     def _note_stats(self, stats: GenerateStats) -> None:

@@ -6,7 +6,7 @@ A worker that is lost is not ready from that moment on; one that serves another 
 import asyncio
 import logging
 import random
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Coroutine, Iterable
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
@@ -40,7 +40,6 @@ class Backoff:
 class Registry:
     def __init__(
         self,
-        clock: Callable[[], float],
         *,
         model_name: str | None = None,
         connector: Connector | None = None,
@@ -48,7 +47,6 @@ class Registry:
         status_interval_ms: int = 50,
         describe_timeout_s: float = 10.0,
     ) -> None:
-        self._clock = clock
         self._model_name = model_name
         self._connector = connector or Connector()
         self._backoff = backoff
@@ -95,8 +93,7 @@ class Registry:
             self._remove(key)
         for key in sorted(wanted - self._workers.keys()):
             version = self._connector.version
-            channel = self._connector.open(key[1])
-            worker = Worker(key[1], role, channel, self._clock, self.note_load_change)
+            worker = Worker(key[1], role, self._connector.open(key[1]), self.note_load_change)
             self._workers[key], self._channel_versions[key] = worker, version
             self._links[key] = asyncio.create_task(self._keep(worker), name=f"link {worker.address}")
             self._links[key].add_done_callback(_log_defect)
@@ -199,7 +196,6 @@ class Registry:
         self._check_single(worker)
         worker.state, worker.reason = WorkerState.READY, ""
         worker.registration += 1
-        worker.last_progress_s = self._clock()
         log.info("%s is ready", worker.name, extra=fields(backend=worker.info.backend))
         self._announce()
 

@@ -10,6 +10,7 @@ from dataclasses import replace
 from prometheus_client import CollectorRegistry
 
 from common.config import state_dir
+from common.faults.injector import install
 from common.logs import fields
 from common.prefix_index.base import INDEX_NAMESPACE, PrefixIndex
 from common.prefix_index.redis import RedisPrefixIndex
@@ -52,9 +53,7 @@ class Gateway:
         prometheus = CollectorRegistry()
         metrics = DispatchMetrics(prometheus)
         self.admission = Admission(settings.max_active_requests)
-        self.registry = Registry(
-            clock, model_name=settings.model_name, connector=Connector(load_identity(settings.tls_dir))
-        )
+        self.registry = Registry(model_name=settings.model_name, connector=Connector(load_identity(settings.tls_dir)))
         prometheus.register(WorkerCollector(self.registry.workers))
         show_peak_memory(prometheus)
         self.discovery = Discovery(
@@ -158,6 +157,7 @@ def make_served_model(deployment: Deployment) -> ServedModel:
 
 async def run_gateway(settings: GatewaySettings) -> None:
     """Serves until SIGTERM or SIGINT and an orderly end. Raises ConfigError when it cannot start."""
+    install(settings.fault_plan())
     bound = bind(settings.host, settings.port, settings.client_timeout_s)
     instance = f"{socket.gethostname()}-{bound.getsockname()[1]}"
     telemetry = setup_telemetry("twostroke-gateway", instance, state_dir())

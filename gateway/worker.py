@@ -89,12 +89,7 @@ class Worker:
     """One configured address. Everything but the address changes when another process answers there."""
 
     def __init__(
-        self,
-        address: str,
-        role: Role,
-        channel: grpc.aio.Channel,
-        clock: Callable[[], float],
-        on_load: Callable[[], None] = lambda: None,
+        self, address: str, role: Role, channel: grpc.aio.Channel, on_load: Callable[[], None] = lambda: None
     ) -> None:
         """`on_load` hears when there may be less work here than before."""
         self.address = address
@@ -104,10 +99,8 @@ class Worker:
         self.reason = f"{self.name} was not reached yet"  # a sentence: who is not ready, and why
         self.status = worker_pb2.WorkerStatus()
         self.registration = 0
-        self.last_progress_s = 0.0
         self.claims: set[Claim] = set()
         self.on_load = on_load
-        self._clock = clock
         self._use(channel)
 
     def replace_channel(self, channel: grpc.aio.Channel) -> grpc.aio.Channel:
@@ -160,10 +153,6 @@ class Worker:
         return claim
 
     def update(self, status: worker_pb2.WorkerStatus) -> None:
-        """Steps and moved bytes are progress; a mere change of the queue is not."""
-        before = (self.status.num_steps, self.status.kv_bytes_moved)
-        if (status.num_steps, status.kv_bytes_moved) != before:
-            self.last_progress_s = self._clock()
         has_less = status.queued_tokens < self.status.queued_tokens
         self.status = status
         if has_less:

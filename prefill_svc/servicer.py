@@ -80,7 +80,11 @@ class PrefillServicer(prefill_pb2_grpc.PrefillServicer):
         listener = QueueListener(asyncio.get_running_loop())
         self._engine.submit(job, listener)
         hand_off = HandOff(
-            job, listener.events, self._make_sender(request), SpanRecorder(self._telemetry, current_context())
+            job,
+            listener.events,
+            self._make_sender(request),
+            SpanRecorder(self._telemetry, current_context()),
+            lambda: self._engine.totals.num_steps,
         )
         active = self._enter(job, request.generation, hand_off)
         self._wake_engine()

@@ -108,14 +108,16 @@ class GenerateRequest(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., ticket: _Optional[bytes] = ..., token_ids: _Optional[_Iterable[int]] = ..., output_token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_types_pb2.SamplingParams, _Mapping]] = ..., tenant_salt: _Optional[bytes] = ..., fingerprint: _Optional[bytes] = ..., transfer_id: _Optional[bytes] = ..., generation: _Optional[int] = ...) -> None: ...
 
 class GenerateEvent(_message.Message):
-    __slots__ = ("tokens", "finish_reason", "stats")
+    __slots__ = ("tokens", "finish_reason", "stats", "first_position")
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     FINISH_REASON_FIELD_NUMBER: _ClassVar[int]
     STATS_FIELD_NUMBER: _ClassVar[int]
+    FIRST_POSITION_FIELD_NUMBER: _ClassVar[int]
     tokens: _containers.RepeatedCompositeFieldContainer[_types_pb2.OutputToken]
     finish_reason: _types_pb2.FinishReason
     stats: GenerateStats
-    def __init__(self, tokens: _Optional[_Iterable[_Union[_types_pb2.OutputToken, _Mapping]]] = ..., finish_reason: _Optional[_Union[_types_pb2.FinishReason, str]] = ..., stats: _Optional[_Union[GenerateStats, _Mapping]] = ...) -> None: ...
+    first_position: int
+    def __init__(self, tokens: _Optional[_Iterable[_Union[_types_pb2.OutputToken, _Mapping]]] = ..., finish_reason: _Optional[_Union[_types_pb2.FinishReason, str]] = ..., stats: _Optional[_Union[GenerateStats, _Mapping]] = ..., first_position: _Optional[int] = ...) -> None: ...
 
 class GenerateStats(_message.Message):
     __slots__ = ("num_cached_tokens", "num_computed_prompt_tokens", "queue_s", "prefill_s", "num_preemptions", "num_draft_tokens", "num_accepted_tokens", "num_target_passes", "num_refetched_blocks")

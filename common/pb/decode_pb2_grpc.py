@@ -72,7 +72,8 @@ class DecodeServicer:
 
     def Generate(self, request, context):
         """Tokens of one sequence. With a ticket the stream waits for the commit; without one decode computes
-        the prompt itself. Cancelling the call ends the sequence within one step.
+        the prompt itself. While there is no token to tell, an empty event every second in which the engine
+        has stepped: a stream without it stands still. Cancelling the call ends the sequence within one step.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

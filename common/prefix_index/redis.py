@@ -20,6 +20,8 @@ from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 
 from common.errors import ConfigError
+from common.faults.injector import installed
+from common.faults.points import Point
 from common.ids import BlockHash
 from common.prefix_index.base import Holder, PrefixIndexUnavailable
 
@@ -59,6 +61,7 @@ class RedisPrefixIndex:
         except ValueError as error:
             raise ConfigError(f"prefix index address is {_without_password(url)!r}: {_reason(url, error)}") from None
         self._redis = Redis.from_pool(pool)
+        self._injector = installed()
         self._prefix = f"twostroke:{{{namespace}}}:held"
         self._lease_ms = round(lease_s * 1000)
         self._lookup_timeout_s = lookup_timeout_s
@@ -121,6 +124,8 @@ class RedisPrefixIndex:
         """Ends within `timeout_s`; whatever the store did wrong is PrefixIndexUnavailable."""
         try:
             async with asyncio.timeout(timeout_s):
+                if self._injector is not None and await self._injector.pass_point(Point.INDEX_CALL) is not None:
+                    raise ConnectionError("lost by an injected fault")
                 yield
         except TimeoutError:
             raise PrefixIndexUnavailable(f"the prefix index did not answer within {timeout_s:g} s") from None

@@ -1,10 +1,12 @@
 """Channels to workers, with the trace context of the caller in every call's metadata."""
 
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import grpc
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
+from common.faults.injector import Injector, installed
+from common.rpc.faulty import SENT, faulty_stream
 from common.rpc.limits import CLIENT_OPTIONS
 from common.rpc.tls import WORKER_NAME, TlsIdentity
 
@@ -39,20 +41,27 @@ class Connector:
         Pass streams of requests as an async iterator: the call then ends with the peer's own error, where `write` on a
         finished call can only say that it is finished.
         """
-        interceptors = cast(Any, [_TraceUnaryUnary(), _TraceUnaryStream(), _TraceStreamUnary(), _TraceStreamStream()])
         if self._tls is None:
-            return grpc.aio.insecure_channel(address, options=CLIENT_OPTIONS, interceptors=interceptors)
+            return grpc.aio.insecure_channel(address, options=CLIENT_OPTIONS, interceptors=_interceptors())
         return grpc.aio.secure_channel(
             address,
             self._tls.channel_credentials(),
             options=(*CLIENT_OPTIONS, ("grpc.ssl_target_name_override", WORKER_NAME)),
-            interceptors=interceptors,
+            interceptors=_interceptors(),
         )
 
 
 def open_channel(address: str) -> grpc.aio.Channel:
     """A channel as plain text; see `Connector.open`."""
     return Connector().open(address)
+
+
+def _interceptors() -> Any:
+    interceptors: list[Any] = [_TraceUnaryUnary(), _TraceUnaryStream(), _TraceStreamUnary(), _TraceStreamStream()]
+    injector = installed()
+    if injector is not None:
+        interceptors.append(_FaultyStreamStream(injector))
+    return interceptors
 
 
 def _with_trace_context(details: grpc.aio.ClientCallDetails) -> grpc.aio.ClientCallDetails:
@@ -90,3 +99,19 @@ class _TraceStreamStream(_StreamStream):
         self, continuation: Any, client_call_details: grpc.aio.ClientCallDetails, request_iterator: Any
     ) -> Any:
         return await continuation(_with_trace_context(client_call_details), request_iterator)
+
+
+class _FaultyStreamStream(_StreamStream):
+    """Innermost: what it does to a message happens on the way into the connection."""
+
+    def __init__(self, injector: Injector) -> None:
+        self._injector = injector
+
+    async def intercept_stream_stream(
+        self, continuation: Any, client_call_details: grpc.aio.ClientCallDetails, request_iterator: Any
+    ) -> Any:
+        method = client_call_details.method
+        point_of = SENT.get(method.decode() if isinstance(method, bytes) else method)
+        if point_of is not None:
+            request_iterator = faulty_stream(request_iterator, point_of, self._injector)
+        return await continuation(client_call_details, request_iterator)

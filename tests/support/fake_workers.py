@@ -110,7 +110,7 @@ class FakeDecode(FakeWorker, decode_pb2_grpc.DecodeServicer):
         finish: FinishReason | None = None
         is_first = True
         while finish is None:
-            event = decode_pb2.GenerateEvent()
+            event = decode_pb2.GenerateEvent(first_position=len(sent))
             while finish is None and len(event.tokens) < self.tokens_per_event:
                 await self.points.reach(f"token{len(sent)}")
                 token = token_at(request.token_ids, request.sampling.seed, len(sent))

@@ -36,7 +36,7 @@ class TestGateway:
     tenants_by_api_key: Mapping[str, str] | None = None
     limits: GatewayLimits = field(default_factory=GatewayLimits)
     operator: OperatorAccess = field(default_factory=lambda: OperatorAccess(None, is_local=True))
-    workers: Registry = field(default_factory=lambda: Registry(time.monotonic))
+    workers: Registry = field(default_factory=lambda: Registry())
     not_ready: str | None = None
     knows_model: bool = True
 

@@ -74,7 +74,6 @@ class GatewayStack:
         self.prometheus = CollectorRegistry()
         self.metrics = DispatchMetrics(self.prometheus)
         self.registry = Registry(
-            time.monotonic,
             connector=connector,
             backoff=Backoff(0.001, 0.05),
             status_interval_ms=1,
