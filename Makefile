@@ -34,6 +34,9 @@ test: $(VENV)/dev.stamp redis-server ## run every test
 check: check-format check-lint check-types check-imports check-sizes check-proto check-manifests ## format, lint, types, imports, sizes, generated code, manifests
 	@echo "make check: all good"
 
+rolling: $(VENV)/dev.stamp redis-server ## drain and restart every worker of a 2p2d stack under load: no request may fail
+	$(PY) -m pytest -m long tests/faults/test_rolling_restart.py $(ARGS)
+
 bench: $(VENV)/run.stamp ## time the kernels, measure what INT8 KV costs in quality, replay traffic against local stacks
 	$(PY) -m bench.kernels_bench $(ARGS)
 	$(PY) -m bench.kv_quality
@@ -44,6 +47,12 @@ replay: $(VENV)/run.stamp ## replay traffic against a server: make replay ARGS='
 
 compare: $(VENV)/run.stamp ## decide between two replays: make compare ARGS='BEFORE.json AFTER.json --html FILE'
 	$(PY) -m bench.replay.compare $(ARGS)
+
+chaos: $(VENV)/dev.stamp redis-server ## break a 2p2d stack in every way under load; hosts apart: make chaos ARGS=--network
+	$(PY) -m tests.chaos $(ARGS)
+
+soak: $(VENV)/dev.stamp redis-server ## 20 minutes of steady load: memory, files, threads and blocks must stay flat
+	$(PY) -m tests.chaos.soak $(ARGS)
 
 proto: $(VENV)/dev.stamp ## generate common/pb from proto/
 	$(PROTOC) --python_out=. --pyi_out=. --grpc_python_out=. proto/*.proto
@@ -85,6 +94,7 @@ check-manifests: $(VENV)/dev.stamp
 redis-server:
 	@command -v redis-server >/dev/null || { \
 		package=redis-server; reason="The tests need a real Redis server."; $(APT_INSTALL); }
+	@command -v openssl >/dev/null || { package=openssl; reason="The tests make certificates."; $(APT_INSTALL); }
 
 $(VENV)/dev.stamp: $(VENV)/run.stamp
 	$(PIP_INSTALL) -c constraints.txt -e '.[engine,local,dev]'
@@ -113,5 +123,5 @@ $(VENV)/created:
 	echo "Creating $(VENV) with $$("$$found" --version)"; \
 	"$$found" -m venv $(VENV) && touch $@
 
-.PHONY: help run demo test check bench replay compare proto install format clean redis-server \
+.PHONY: help run demo test check rolling bench replay compare chaos soak proto install format clean redis-server \
 	check-format check-lint check-types check-imports check-sizes check-proto check-manifests

@@ -16,6 +16,7 @@ COMMANDS = {
     "run": "start a local stack, ask it one question, serve until Ctrl-C",
     "demo": "start a local stack, ask it one question, and end after the answer",
     "chat": "talk to a running stack in the terminal",
+    "drain": "take a worker out of service without failing a request",
     "trace": "draw where a request's time went",
     "prepare": "convert a model once, ahead of the first start",
 }

@@ -45,7 +45,7 @@ class Endpoint:
         except httpx.HTTPError as error:
             raise self._unreachable(error) from None
         if response.status_code != httpx.codes.OK:
-            raise CommandError(_refusal(response.status_code, response.text))
+            raise CommandError(refusal(response.status_code, response.text))
         models: list[dict[str, Any]] = response.json()["data"]
         return str(models[0]["id"])
 
@@ -60,7 +60,7 @@ class Endpoint:
         try:
             async with self._client.stream("POST", "/v1/chat/completions", json=body) as response:
                 if response.status_code != httpx.codes.OK:
-                    raise CommandError(_refusal(response.status_code, (await response.aread()).decode()))
+                    raise CommandError(refusal(response.status_code, (await response.aread()).decode()))
                 async for line in response.aiter_lines():
                     if text := _take_in(line, answer):
                         yield text
@@ -93,7 +93,8 @@ def _take_in(line: str, answer: Answer) -> str:
     return text
 
 
-def _refusal(status: int, body: str) -> str:
+def refusal(status: int, body: str) -> str:
+    """What the gateway said, for people."""
     try:
         message = json.loads(body)["error"]["message"]
     except (ValueError, KeyError, TypeError):

@@ -29,7 +29,9 @@ class Child:
         self._process = process
 
     @classmethod
-    async def start(cls, name: str, argv: Sequence[str], environment: Mapping[str, str], log_path: Path) -> Self:
+    async def start(
+        cls, name: str, argv: Sequence[str], environment: Mapping[str, str], log_path: Path, *, append: bool = False
+    ) -> Self:
         """Precondition: called on the main thread, which the kernel takes for the child's parent."""
         parent = os.getpid()
 
@@ -38,7 +40,7 @@ class Child:
             if os.getppid() != parent:  # the parent died before the call above
                 os._exit(1)
 
-        with log_path.open("wb") as log:
+        with log_path.open("ab" if append else "wb") as log:
             process = await asyncio.create_subprocess_exec(
                 *argv,
                 stdin=asyncio.subprocess.DEVNULL,

@@ -27,6 +27,8 @@ class StackOptions:
     redis_url: str  # empty: an embedded index is started
     grace_s: float
     start_timeout_s: float
+    restart: bool = True  # workers and the index, when they end while the stack serves
+    tls_dir: str = ""  # empty: plain text between the services, which listen on the loopback address alone
 
     @classmethod
     def of(cls, arguments: argparse.Namespace) -> Self:
@@ -49,6 +51,15 @@ def add_stack_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--start-timeout-s", type=_positive(float), default=600.0, metavar="S", help="time to become ready in"
+    )
+    parser.add_argument(
+        "--no-restart", dest="restart", action="store_false", help="a worker that ends is the stack's end"
+    )
+    parser.add_argument(
+        "--tls-dir",
+        default="",
+        metavar="DIR",
+        help="mutual TLS between the services, with DIR's tls.crt, tls.key and ca.crt (default: none)",
     )
 
 

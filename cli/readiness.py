@@ -8,7 +8,7 @@ import httpx
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from cli.errors import CommandError
-from common.rpc.channel import open_channel
+from common.rpc.channel import Connector
 
 RETRY_S = 0.05
 
@@ -22,10 +22,10 @@ async def until_port_open(host: str, port: int) -> None:
         await asyncio.sleep(RETRY_S)
 
 
-async def until_grpc_serving(host: str, port: int) -> None:
+async def until_grpc_serving(host: str, port: int, connector: Connector) -> None:
     """Until the standard health service says SERVING for the whole server. CommandError when it cannot say so."""
     await until_port_open(host, port)  # a channel that found nobody waits longer before it tries again
-    async with open_channel(f"{host}:{port}") as channel:
+    async with connector.open(f"{host}:{port}") as channel:
         stub = health_pb2_grpc.HealthStub(channel)
         while True:
             try:

@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Iterator
 from functools import partial
+from pathlib import Path
 
 from cli.options import StackOptions
 from cli.ports import LOOPBACK
@@ -10,6 +11,8 @@ from cli.prepare import prepare
 from cli.progress import Progress
 from cli.readiness import until_grpc_serving, until_http_ready, until_port_open
 from cli.stack import Service
+from common.rpc.channel import Connector
+from common.rpc.tls import load_identity
 
 STAGE_INDEX, STAGE_WORKER, STAGE_GATEWAY = range(3)
 _ON_THIS_MACHINE = {"0.0.0.0": LOOPBACK, "::": "::1"}  # noqa: S104 - looked up, never bound
@@ -28,7 +31,8 @@ def services_of(options: StackOptions, ports: Iterator[int]) -> list[Service]:
     if not redis_url:
         index_port = next(ports)
         redis_url = f"redis://{LOOPBACK}:{index_port}/0"
-        services.append(_index(index_port))
+        services.append(_index(index_port, options))
+    connector = Connector(load_identity(Path(options.tls_dir) if options.tls_dir else None))
     flags = engine_flags(options, redis_url)
     decode_flags = [*flags, "--speculation" if options.speculation else "--no-speculation"]
     of_stack = f"-{options.port}" if options.redis_url else ""  # stacks that share an index need different worker ids
@@ -40,7 +44,9 @@ def services_of(options: StackOptions, ports: Iterator[int]) -> list[Service]:
         for number in range(count):
             port = next(ports)
             addresses[role].append(f"{LOOPBACK}:{port}")
-            services.append(_worker(role, f"{role}-{number}{of_stack}", port, role_flags))
+            argv = _worker_argv(role, f"{role}-{number}{of_stack}", port, role_flags)
+            until_ready = partial(until_grpc_serving, LOOPBACK, port, connector)
+            services.append(Service(f"{role}-{number}{of_stack}", argv, STAGE_WORKER, until_ready, options.restart))
     return [*services, _gateway(options, addresses, redis_url)]
 
 
@@ -50,7 +56,7 @@ def engine_flags(options: StackOptions, redis_url: str) -> list[str]:
         flags += ["--kv-memory-mib", str(options.kv_memory_mib)]
     if options.numerics is not None:
         flags += ["--numerics", options.numerics]
-    return flags
+    return flags + _tls_flags(options)
 
 
 def _python_module(module: str, *flags: str) -> tuple[str, ...]:
@@ -58,19 +64,23 @@ def _python_module(module: str, *flags: str) -> tuple[str, ...]:
     return (sys.executable, "-P", "-m", module, *flags)
 
 
-def _index(port: int) -> Service:
+def _tls_flags(options: StackOptions) -> list[str]:
+    return ["--tls-dir", options.tls_dir] if options.tls_dir else []
+
+
+def _index(port: int, options: StackOptions) -> Service:
     argv = _python_module("common.prefix_index.embedded", "--port", str(port))
-    return Service("prefix-index", argv, STAGE_INDEX, partial(until_port_open, LOOPBACK, port))
+    return Service("prefix-index", argv, STAGE_INDEX, partial(until_port_open, LOOPBACK, port), options.restart)
 
 
-def _worker(role: str, worker_id: str, port: int, flags: list[str]) -> Service:
+def _worker_argv(role: str, worker_id: str, port: int, flags: list[str]) -> tuple[str, ...]:
     address = ("--host", LOOPBACK, "--port", str(port))
-    argv = _python_module(f"{role}_svc", *address, "--worker-id", worker_id, *flags)
-    return Service(worker_id, argv, STAGE_WORKER, partial(until_grpc_serving, LOOPBACK, port))
+    return _python_module(f"{role}_svc", *address, "--worker-id", worker_id, *flags)
 
 
 def _gateway(options: StackOptions, addresses: dict[str, list[str]], redis_url: str) -> Service:
     flags = ["--host", options.host, "--port", str(options.port), "--redis-url", redis_url]
+    flags += _tls_flags(options)
     for role, listed in addresses.items():
         if listed:
             flags += [f"--{role}", ",".join(listed)]

@@ -1,18 +1,26 @@
 """Settings that prefill and decode workers have in common; each service's `config` module adds its own."""
 
+from pathlib import Path
 from typing import ClassVar
 
 from pydantic import Field, field_validator
 
-from common.config import Settings
+from common.faults.settings import FaultSettings
 from common.kv.layout import KVFormat
 
 
-class EngineSettings(Settings):
+class EngineSettings(FaultSettings):
     program: ClassVar[str] = "twostroke-worker"
 
     host: str = Field("127.0.0.1", description="where the gRPC service listens")
     port: int = Field(0, ge=0, le=65535, description="port of the gRPC service; 0: any free one")
+    tls_dir: Path | None = Field(
+        None, description="folder with tls.crt, tls.key and ca.crt, for mutual TLS between services; none: plain text"
+    )
+    allow_unencrypted: bool = Field(False, description="listen for other machines without TLS")
+    health_port: int | None = Field(
+        None, ge=0, le=65535, description="port of gRPC health alone, as plain text, for probes; none: not opened"
+    )
     worker_id: str | None = Field(
         None, description="name of this worker, stable over restarts; default: drawn at start"
     )

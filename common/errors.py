@@ -5,7 +5,10 @@ TwostrokeError
 │   ├── UnsupportedParameter
 │   └── ContextLengthExceeded
 ├── Unauthorized (401)
+├── Forbidden (403)
 ├── UnknownModel (404)
+├── UnknownWorker (404)
+├── LastWorker (409)              draining it would end the service; may be forced
 ├── NoRoom (429)                  overload; carries Retry-After
 ├── Cancelled (499)               the caller went away
 ├── Unavailable (503)
@@ -66,11 +69,32 @@ class Unauthorized(TwostrokeError):
     code = "invalid_api_key"
 
 
+class Forbidden(TwostrokeError):
+    http_status = 403
+    grpc_status = "PERMISSION_DENIED"
+    openai_type = "authentication_error"
+    code = "forbidden"
+
+
 class UnknownModel(TwostrokeError):
     http_status = 404
     grpc_status = "NOT_FOUND"
     openai_type = "invalid_request_error"
     code = "model_not_found"
+
+
+class UnknownWorker(TwostrokeError):
+    http_status = 404
+    grpc_status = "NOT_FOUND"
+    openai_type = "invalid_request_error"
+    code = "worker_not_found"
+
+
+class LastWorker(TwostrokeError):
+    http_status = 409
+    grpc_status = "FAILED_PRECONDITION"
+    openai_type = "invalid_request_error"
+    code = "last_worker"
 
 
 class NoRoom(TwostrokeError):

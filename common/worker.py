@@ -6,6 +6,7 @@ import secrets
 import socket
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -14,6 +15,7 @@ from common.config import cache_dir, state_dir
 from common.engine_config import EngineSettings
 from common.engine_load import EngineLoad, EngineTotals
 from common.engine_thread import EngineThread
+from common.faults.injector import install
 from common.ids import BlockHash, mint_incarnation
 from common.kv.block_pool import IndexChanges
 from common.logs import fields
@@ -23,8 +25,10 @@ from common.prefix_index.base import INDEX_NAMESPACE, Holder
 from common.prefix_index.publisher import IndexPublisher
 from common.prefix_index.redis import RedisPrefixIndex
 from common.process_memory import peak_memory_bytes
+from common.rpc.channel import Connector
 from common.rpc.convert import layout_to_pb
 from common.rpc.server import WorkerServer
+from common.rpc.tls import TlsIdentity, load_identity
 from common.rpc.worker_servicer import WorkerServicer
 from common.telemetry.setup import Telemetry, setup_telemetry
 
@@ -53,6 +57,9 @@ class WorkerService(Protocol):
 
     def take_index_changes(self) -> IndexChanges: ...
 
+    def count_held(self, hashes: list[BlockHash]) -> int:
+        """Leading blocks of `hashes` that are held now."""
+
     def held_hashes(self) -> Collection[BlockHash]: ...
 
 
@@ -62,20 +69,25 @@ class WorkerParts:
 
     model: LoadedModel
     telemetry: Telemetry
+    connector: Connector  # to other workers
     wake_engine: Callable[[], None]
 
 
 async def run_worker(
     settings: EngineSettings, role: "worker_pb2.Role", make_service: Callable[[WorkerParts], WorkerService]
 ) -> None:
-    """Runs until SIGTERM and an orderly end. Raises ConfigError or ModelLoadError when it cannot start."""
+    """Runs until SIGTERM or a call of Drain, and an orderly end. Raises ConfigError or ModelLoadError when it cannot
+    start."""
     name = worker_pb2.Role.Name(role).removeprefix("ROLE_").lower()
+    install(settings.fault_plan())
+    tls = load_identity(settings.tls_dir)
     # The port first: that it is in use should not be found out after the model was loaded.
-    server = WorkerServer(f"{settings.host}:{settings.port}", (f"twostroke.v1.{name.capitalize()}",))
+    server = make_server(settings, f"twostroke.v1.{name.capitalize()}", tls)
     worker_id = settings.worker_id or f"{name}-{socket.gethostname()}-{secrets.token_hex(3)}"
     telemetry = setup_telemetry(f"twostroke-{name}", worker_id, state_dir())
-    worker = _Worker(settings, Holder(worker_id, mint_incarnation()), _load(settings), telemetry, make_service)
-    worker.add_to_server(server.grpc_server, role)
+    make_parts = partial(WorkerParts, _load(settings), telemetry, Connector(tls))
+    worker = _Worker(settings, Holder(worker_id, mint_incarnation()), make_parts, make_service)
+    worker.add_to_server(server, role)
     worker.engine_thread.start()
     await server.start()
     try:
@@ -92,31 +104,33 @@ class _Worker:
         self,
         settings: EngineSettings,
         holder: Holder,
-        model: LoadedModel,
-        telemetry: Telemetry,
+        make_parts: Callable[[Callable[[], None]], WorkerParts],
         make_service: Callable[[WorkerParts], WorkerService],
     ) -> None:
-        self.model = model
         self.engine_thread = EngineThread(self._step, self._report_fatal, "engine")
+        parts = make_parts(self.engine_thread.wake)
+        self.model = parts.model
         self._settings = settings
         self._holder = holder
-        self._service = make_service(WorkerParts(model, telemetry, self.engine_thread.wake))
+        self._service = make_service(parts)
         self._publisher = _make_publisher(settings, holder, self._service)
         self._loop = asyncio.get_running_loop()
         self._fatal: asyncio.Future[None] = self._loop.create_future()
 
-    def add_to_server(self, grpc_server: Any, role: "worker_pb2.Role") -> None:
-        self._service.add_to_server(grpc_server)
+    def add_to_server(self, server: WorkerServer, role: "worker_pb2.Role") -> None:
+        self._service.add_to_server(server.grpc_server)
         servicer = WorkerServicer(
             _worker_info(self._holder, role, self.model),
             self.model.prepared.tokenizer_files,
             self._status,
             self._service.release,
+            self._begin_drain(server),
+            self._service.count_held,
         )
-        worker_pb2_grpc.add_WorkerServicer_to_server(servicer, grpc_server)
+        worker_pb2_grpc.add_WorkerServicer_to_server(servicer, server.grpc_server)
 
     async def serve(self, server: WorkerServer) -> None:
-        """Until a signal and the drain after it. Raises when the engine or a background task ends by itself."""
+        """Until it is told to end, and the drain after that. Raises when the engine or a background task ends."""
         announcing = asyncio.create_task(self._announce(server.address))
         background = [asyncio.create_task(self._service.run_background())]
         if self._publisher is not None:
@@ -137,6 +151,14 @@ class _Worker:
         backend = self.model.ops.description
         log.info("ready", extra=fields(address=address, worker=self._holder.worker_id, backend=backend))
 
+    def _begin_drain(self, server: WorkerServer) -> Callable[[], float]:
+        def begin() -> float:
+            log.info("asked to drain")
+            server.request_drain()
+            return self._settings.drain_grace_s
+
+        return begin
+
     def _step(self) -> bool:
         has_worked = self._service.step()
         if has_worked and self._publisher is not None:
@@ -155,6 +177,17 @@ class _Worker:
     def _set_fatal(self, error: BaseException) -> None:
         if not self._fatal.done():
             self._fatal.set_exception(error)
+
+
+def make_server(settings: EngineSettings, service_name: str, tls: TlsIdentity | None) -> WorkerServer:
+    """Raises ConfigError where the settings would have it serve other machines unencrypted, or the port is in use."""
+    return WorkerServer(
+        f"{settings.host}:{settings.port}",
+        (service_name,),
+        tls=tls,
+        allow_unencrypted=settings.allow_unencrypted,
+        health_address=None if settings.health_port is None else f"{settings.host}:{settings.health_port}",
+    )
 
 
 def engine_status(load: EngineLoad, totals: EngineTotals) -> worker_pb2.WorkerStatus:
@@ -210,6 +243,7 @@ def _worker_info(holder: Holder, role: "worker_pb2.Role", model: LoadedModel) ->
             inexact_reason=model.inexact_reason,
             max_model_len=model.max_model_len,
             vocab_size=model.config.vocab_size,
+            narrower_fingerprints={str(name): value for name, value in model.narrower_fingerprints.items()},
         ),
         total_blocks=model.num_blocks,
         tokenizer_digest=model.prepared.tokenizer_digest,

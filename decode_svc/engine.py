@@ -31,6 +31,7 @@ class StepOutput:
     """What a step brought one sequence."""
 
     tokens: tuple[OutputToken, ...]
+    first_position: int  # output position of the first of them
     finish_reason: FinishReason | None
     num_prompt_tokens: int  # prompt tokens that this step computed
     num_drafted: int
@@ -130,6 +131,11 @@ class DecodeEngine:
         with self.lock:
             return self.scheduler.pool.take_changes()
 
+    def count_held(self, hashes: list[BlockHash]) -> int:
+        """Leading blocks of `hashes` that are held here."""
+        with self.lock:
+            return len(self.scheduler.pool.lookup(hashes))
+
     def held_hashes(self) -> list[BlockHash]:
         with self.lock:
             return self.scheduler.pool.held_hashes()
@@ -196,6 +202,7 @@ class DecodeEngine:
         """Appends the tokens that stand: accepted drafts and the bonus token, cut where one ends the sequence."""
         sequence, entry = item.entry.sequence, item.entry
         num_accepted = count_accepted(entry.draft_token_ids, item.choices) if item.choices else 0
+        first_position = len(sequence.output_token_ids)
         tokens: list[OutputToken] = []
         finish_reason: FinishReason | None = None
         for choice in item.choices[: num_accepted + 1]:
@@ -205,6 +212,7 @@ class DecodeEngine:
                 break
         output = StepOutput(
             tokens=tuple(tokens),
+            first_position=first_position,
             finish_reason=finish_reason,
             num_prompt_tokens=min(entry.num_tokens, max(0, len(sequence.prompt_token_ids) - entry.start)),
             num_drafted=len(entry.draft_token_ids),

@@ -1,10 +1,12 @@
-"""Receives the blocks of transfers: verifies every frame before a byte of it enters the pool, acknowledges it, commits.
+"""Receives the blocks of transfers: verifies every frame before a byte of it enters the pool, acknowledges it, asks for
+what did not arrive whole, commits.
 
 Runs in the event loop; the engine's lock guards the accounts. A transfer is open from its reservation to the hand-over
 of its blocks to a sequence; `committed` tells whoever waits for it (the Generate call) how it ended.
 """
 
 import asyncio
+import logging
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
@@ -14,17 +16,32 @@ from common.errors import CorruptFrame, LeaseExpired, PushAbandoned, TransferErr
 from common.ids import BlockHash, TransferId
 from common.kv.block_table import BlockTable
 from common.kv.cache import KVCache
-from common.kv.wire import check_frame
+from common.kv.wire import verified_payload
+from common.logs import fields
 from common.pb import decode_pb2
 from decode_svc.engine import DecodeEngine
 from decode_svc.ticket import TicketAuthority, TicketClaims
 from decode_svc.transfer import Transfer, TransferState, TransferTable
+
+log = logging.getLogger("twostroke.decode")
+
+MAX_DAMAGED_FRAMES = 256
+"""A push with more is no push: its sender gives up long before."""
 
 
 @dataclass(frozen=True, slots=True)
 class AttachedTransfer:
     transfer: Transfer
     committed: "asyncio.Future[decode_pb2.Commit]"  # raises what ended the transfer otherwise
+
+    @contextmanager
+    def doubted(self) -> Iterator[None]:
+        """Around checks of what the sender says. One who talks nonsense is not believed in its blocks either."""
+        try:
+            yield
+        except TwostrokeError:
+            self.transfer.is_confirmed = False
+            raise
 
 
 @dataclass(slots=True)
@@ -35,6 +52,9 @@ class _Open:
     committed: asyncio.Future[decode_pb2.Commit]
     is_attached: bool = False  # a Generate call waits for it: alive as long as that call is
     is_pushing: bool = False
+    commit: decode_pb2.Commit | None = None  # verified; takes effect when the last block is here
+    highest_sequence_number: int = 0  # of the frames that arrived whole
+    num_damaged_frames: int = 0
 
 
 class KVReceiver:
@@ -54,10 +74,16 @@ class KVReceiver:
         self._tickets = TicketAuthority()
         self._open: dict[TransferId, _Open] = {}
         self.kv_bytes_received = 0
+        self.num_refetched_blocks = 0
 
     @property
     def num_open(self) -> int:
         return len(self._open)
+
+    def is_waited_for(self, transfer_id: TransferId) -> bool:
+        """A Generate call waits for this transfer's commit."""
+        opened = self._open.get(transfer_id)
+        return opened is not None and opened.is_attached
 
     def reserve(
         self, transfer_id: TransferId, generation: int, num_prompt_tokens: int, hashes: list[BlockHash]
@@ -80,22 +106,19 @@ class KVReceiver:
         )
 
     async def receive(self, frames: AsyncIterator[decode_pb2.PushFrame]) -> AsyncGenerator[decode_pb2.PushAck, None]:
-        """One push, from the ticket to the commit. A push that breaks ends its transfer: nothing of it is read."""
+        """One push, from the ticket to the commit. A push that breaks ends its transfer; a frame that was damaged,
+        lost, repeated or overtaken does not."""
         opened: _Open | None = None
-        sequence_number = 0
         try:
             async for frame in frames:
-                if opened is None:
-                    opened = self._begin_push(frame.ticket)
-                if frame.sequence_number != sequence_number:
-                    raise CorruptFrame(f"frame {frame.sequence_number} came, {sequence_number} is next")
-                sequence_number += 1
-                self._take(opened, frame)
-                yield decode_pb2.PushAck(sequence_number=frame.sequence_number, committed=frame.HasField("commit"))
-                if frame.HasField("commit"):
+                opened = opened or self._begin_push(frame.ticket)
+                ack = self._take(opened, frame)
+                yield ack
+                if ack.committed:
                     return
         except TwostrokeError as error:
             if opened is not None:
+                opened.transfer.is_confirmed = False  # its sender talks nonsense: its blocks get no name
                 self._fail(opened, error)
             raise
         finally:
@@ -152,21 +175,73 @@ class KVReceiver:
         opened.is_pushing = True
         return opened
 
-    def _take(self, opened: _Open, frame: decode_pb2.PushFrame) -> None:
-        transfer = opened.transfer
-        if transfer.state is TransferState.ENDED:
+    def _take(self, opened: _Open, frame: decode_pb2.PushFrame) -> decode_pb2.PushAck:
+        if opened.transfer.state is TransferState.ENDED:
             raise UnknownTransfer("the transfer has ended")
+        try:
+            payload = verified_payload(frame, self._cache.layout)
+        except CorruptFrame as error:
+            return self._ask_again(opened, frame, error)
+        opened.highest_sequence_number = max(opened.highest_sequence_number, frame.sequence_number)
         if frame.num_blocks:
-            check_frame(frame, self._cache.layout)
-            with self._engine.lock:
-                block_ids = self._table.take_blocks(transfer, frame.first_block, frame.num_blocks, self._clock())
-            self._cache.write_blocks(block_ids, frame.payload)
-            self.kv_bytes_received += len(frame.payload)
+            self._write(opened.transfer, frame.first_block, frame.num_blocks, payload)
         if frame.HasField("commit"):
-            with self._engine.lock:
-                self._table.commit(transfer, frame.commit.num_blocks, frame.commit.num_prompt_tokens)
-            if not opened.committed.done():
-                opened.committed.set_result(frame.commit)
+            self._table.check_commit(opened.transfer, frame.commit.num_blocks, frame.commit.num_prompt_tokens)
+            opened.commit = frame.commit
+        if opened.commit is not None and not opened.transfer.num_missing_blocks:
+            self._commit(opened, opened.commit)
+        return self._acknowledge(opened)
+
+    def _write(self, transfer: Transfer, first_block: int, num_blocks: int, payload: bytes) -> None:
+        with self._engine.lock:
+            taken = self._table.take_blocks(transfer, first_block, num_blocks, self._clock())
+        if len(taken) < num_blocks:  # some of them came before
+            size = self._cache.layout.block_bytes
+            payload = b"".join(payload[(i - first_block) * size : (i - first_block + 1) * size] for i in taken)
+        if taken:
+            self._cache.write_blocks(list(taken.values()), payload)
+            self.kv_bytes_received += len(payload)
+
+    def _commit(self, opened: _Open, commit: decode_pb2.Commit) -> None:
+        if opened.transfer.state is TransferState.COMMITTED:
+            return
+        with self._engine.lock:
+            self._table.commit(opened.transfer)
+        if not opened.committed.done():
+            opened.committed.set_result(commit)
+
+    def _acknowledge(self, opened: _Open) -> decode_pb2.PushAck:
+        transfer = opened.transfer
+        runs = transfer.missing(to_the_end=opened.commit is not None)
+        self._note_refetch(transfer, runs)
+        return decode_pb2.PushAck(
+            sequence_number=opened.highest_sequence_number,
+            committed=transfer.state is TransferState.COMMITTED,
+            missing=[decode_pb2.BlockRange(first_block=start, num_blocks=end - start) for start, end in runs],
+        )
+
+    def _ask_again(self, opened: _Open, frame: decode_pb2.PushFrame, error: CorruptFrame) -> decode_pb2.PushAck:
+        """What a damaged frame says of its place is a hint for the sender, who knows what it sent."""
+        opened.num_damaged_frames += 1
+        if opened.num_damaged_frames > MAX_DAMAGED_FRAMES:
+            raise error
+        level = logging.WARNING if opened.num_damaged_frames == 1 else logging.DEBUG
+        log.log(level, "%s; asking for it again", error, extra=fields(transfer_id=opened.transfer.transfer_id.hex()))
+        ack = self._acknowledge(opened)
+        first_block, end_block = frame.first_block, frame.first_block + frame.num_blocks
+        is_possible = first_block < end_block <= opened.transfer.num_blocks
+        if is_possible:
+            self._note_refetch(opened.transfer, [(first_block, end_block)])
+        ack.damaged.CopyFrom(
+            decode_pb2.BlockRange(first_block=first_block, num_blocks=frame.num_blocks if is_possible else 0)
+        )
+        return ack
+
+    def _note_refetch(self, transfer: Transfer, runs: list[tuple[int, int]]) -> None:
+        wanted = {index for start, end in runs for index in range(start, end)}
+        new = wanted - transfer.asked_again - transfer.blocks.keys()
+        transfer.asked_again |= new
+        self.num_refetched_blocks += len(new)
 
     def _fail(self, opened: _Open, error: TwostrokeError) -> int:
         """Gives everything back, and tells the Generate call. Idempotent."""

@@ -88,10 +88,10 @@ class DecodeScheduler:
         self._waiting.append(sequence)
 
     def add_received(self, sequence: Sequence, table: BlockTable) -> None:
-        """Takes over a committed transfer: every prompt position is in `table`'s blocks, which change owner. The
-        sequence joins the batch at the next step; `max_num_sequences` was promised by its reservation."""
+        """Takes over a committed transfer: every position but the last token's is in `table`'s blocks, which change
+        owner. The sequence joins the batch at the next step; `max_num_sequences` was promised by its reservation."""
         sequence.table = table
-        sequence.num_computed_tokens = len(sequence.prompt_token_ids)
+        sequence.num_computed_tokens = sequence.num_tokens - 1
         sequence.was_admitted = True
         sequence.move_to(SequenceState.RUNNING)
         self._running.append(sequence)

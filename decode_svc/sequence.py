@@ -52,6 +52,7 @@ class Sequence:
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
     num_target_passes: int = 0
+    num_refetched_blocks: int = 0  # of the transfer that brought it
 
     @property
     def num_tokens(self) -> int:

@@ -63,6 +63,7 @@ class DecodeService:
         status = engine_status(self._engine.load(), totals)
         status.is_draining = self._servicer.is_draining
         status.kv_bytes_moved = self._receiver.kv_bytes_received
+        status.num_refetched_blocks = self._receiver.num_refetched_blocks
         status.num_preemptions = totals.num_preemptions
         status.num_draft_tokens = totals.num_draft_tokens
         status.num_accepted_tokens = totals.num_accepted_tokens
@@ -82,6 +83,9 @@ class DecodeService:
 
     def take_index_changes(self) -> IndexChanges:
         return self._engine.take_index_changes()
+
+    def count_held(self, hashes: list[BlockHash]) -> int:
+        return self._engine.count_held(hashes)
 
     def held_hashes(self) -> Collection[BlockHash]:
         return self._engine.held_hashes()

@@ -22,6 +22,8 @@ from decode_svc.sequence import Sequence
 from decode_svc.stream import QueueListener, SequenceStream
 from decode_svc.transfer import Transfer
 
+DRAIN_POLL_S = 0.02
+
 
 @dataclass(frozen=True, slots=True)
 class DecodeLimits:
@@ -100,7 +102,8 @@ class DecodeServicer(decode_pb2_grpc.DecodeServicer):
         try:
             sequence = await self._begin(request, listener)
             self._wake_engine()
-            stream = SequenceStream(sequence, listener.events, SpanRecorder(self._telemetry, current_context()))
+            spans = SpanRecorder(self._telemetry, current_context())
+            stream = SequenceStream(sequence, listener.events, spans, lambda: self._engine.totals.num_steps)
             async with aclosing(stream.run()) as events:
                 async for event in events:
                     yield event
@@ -119,7 +122,9 @@ class DecodeServicer(decode_pb2_grpc.DecodeServicer):
     async def drain(self) -> None:
         """Takes nothing new; returns when the last stream has ended and no transfer is open."""
         self._is_draining = True
-        await self._idle.wait()
+        while self._num_calls or self._receiver.num_open:
+            await self._idle.wait()
+            await asyncio.sleep(DRAIN_POLL_S)  # a reservation's call may still come, or its lease end
 
     def load(self) -> tuple[int, int]:
         """(calls in flight, transfers open)."""
@@ -137,9 +142,13 @@ class DecodeServicer(decode_pb2_grpc.DecodeServicer):
     async def _begin_received(self, request: decode_pb2.GenerateRequest, listener: QueueListener) -> Sequence:
         """Waits for the commit; the transfer's blocks become the sequence's."""
         with self._receiver.attach(request.ticket) as attached:
+            names = self._block_names(request)
+            attached.transfer.is_confirmed = attached.transfer.hashes == names
             commit = await attached.committed
-            sequence = self._make_sequence(request, [])
-            self._check_commit(request, attached.transfer, commit)
+            sequence = self._make_sequence(request, list(request.output_token_ids))
+            with attached.doubted():
+                self._check_commit(request, attached.transfer, commit, names)
+            sequence.num_refetched_blocks = len(attached.transfer.asked_again)
             if sequence.append(commit.first_token.token_id) is not None:
                 raise BadRequest("the first token ended the request; there is nothing to decode", param="ticket")
             with self._engine.lock:
@@ -168,7 +177,18 @@ class DecodeServicer(decode_pb2_grpc.DecodeServicer):
             output_token_ids=output_token_ids,
         )
 
-    def _check_commit(self, request: decode_pb2.GenerateRequest, transfer: Transfer, commit: decode_pb2.Commit) -> None:
+    def _block_names(self, request: decode_pb2.GenerateRequest) -> list[BlockHash]:
+        root = root_hash(request.fingerprint, request.tenant_salt)
+        tokens = (*request.token_ids, *request.output_token_ids)
+        return block_hashes(root, tokens, self._limits.layout.block_size)
+
+    def _check_commit(
+        self,
+        request: decode_pb2.GenerateRequest,
+        transfer: Transfer,
+        commit: decode_pb2.Commit,
+        names: list[BlockHash],
+    ) -> None:
         """The transfer must be of this very request; held blocks were found by names that the caller computed. The
         first token is the sender's word, and the model reads it next."""
         if transfer.transfer_id != request.transfer_id:
@@ -181,16 +201,13 @@ class DecodeServicer(decode_pb2_grpc.DecodeServicer):
                 f"the commit's first token is {commit.first_token.token_id}, outside the vocabulary of "
                 f"{self._limits.vocab_size}"
             )
-        root = root_hash(request.fingerprint, request.tenant_salt)
-        size = self._limits.layout.block_size
-        held_tokens = request.token_ids[: transfer.num_held_blocks * size]
-        if transfer.num_prompt_tokens != len(request.token_ids):
+        num_tokens = len(request.token_ids) + len(request.output_token_ids)
+        if transfer.num_prompt_tokens != num_tokens:
             raise BadRequest(
-                f"the transfer brought {transfer.num_prompt_tokens} prompt tokens, the request has "
-                f"{len(request.token_ids)}",
+                f"the transfer brought {transfer.num_prompt_tokens} tokens, the request has {num_tokens}",
                 param="token_ids",
             )
-        if block_hashes(root, held_tokens, size) != transfer.held_hashes:
+        if names[: transfer.num_held_blocks] != transfer.held_hashes:
             raise BadRequest("the reservation's block hashes are not those of the request's tokens", param="token_ids")
 
     def _refuse_when_draining(self) -> None:

@@ -1,11 +1,12 @@
 """One sequence's way through the service: engine events in, GenerateEvents out, spans recorded."""
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 
 from common.errors import TwostrokeError
 from common.pb import decode_pb2
 from common.rpc.convert import finish_to_pb, token_to_pb
+from common.rpc.progress import Ticks
 from common.telemetry import names
 from common.telemetry.recorder import SpanRecorder
 from decode_svc.engine import StepOutput
@@ -15,12 +16,19 @@ VERIFY_SPAN_EVERY = 16
 """One in this many verifications of a sequence gets a span."""
 
 
+class Tick:
+    """The engine has stepped, and the sequence may still wait."""
+
+
+StreamEvent = StepOutput | TwostrokeError | Tick
+
+
 class QueueListener:
     """A SequenceListener that carries the engine's events into the event loop, in order."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
-        self.events: asyncio.Queue[StepOutput | TwostrokeError] = asyncio.Queue()
+        self.events: asyncio.Queue[StreamEvent] = asyncio.Queue()
 
     def on_step(self, output: StepOutput) -> None:
         self._loop.call_soon_threadsafe(self.events.put_nowait, output)
@@ -33,25 +41,32 @@ class SequenceStream:
     def __init__(
         self,
         sequence: Sequence,
-        events: asyncio.Queue[StepOutput | TwostrokeError],
+        events: asyncio.Queue[StreamEvent],
         spans: SpanRecorder,
+        num_steps: Callable[[], int],
     ) -> None:
+        """`num_steps`: of the engine until now."""
+        self._num_steps = num_steps
         self._sequence = sequence
         self._events = events
         self._spans = spans
         self._num_verified = 0
 
     async def run(self) -> AsyncGenerator[decode_pb2.GenerateEvent, None]:
-        """Yields an event for each step that brought tokens, until one has a finish reason. Statistics travel in the
-        first event and in the last."""
+        """Yields an event for each step that brought tokens, until one has a finish reason, and now and then an empty
+        one while the engine steps. Statistics travel in the first event with tokens and in the last."""
         sequence = self._sequence
         is_first = True
         last_s = sequence.arrived_s
+        ticks = Ticks(self._num_steps, lambda: self._events.put_nowait(Tick()))
         try:
             while True:
                 event = await self._events.get()
                 if isinstance(event, TwostrokeError):
                     raise event
+                if isinstance(event, Tick):
+                    yield decode_pb2.GenerateEvent()
+                    continue
                 self._record_step(event)
                 last_s = event.end_s
                 if not event.tokens:
@@ -62,10 +77,12 @@ class SequenceStream:
                     tokens=[token_to_pb(token) for token in event.tokens],
                     finish_reason=finish_to_pb(event.finish_reason),
                     stats=self._stats() if has_stats else None,
+                    first_position=event.first_position,
                 )
                 if event.finish_reason is not None:
                     return
         finally:
+            ticks.stop()
             self._record_stream(last_s)
 
     def _stats(self) -> decode_pb2.GenerateStats:
@@ -79,6 +96,7 @@ class SequenceStream:
             num_draft_tokens=sequence.num_draft_tokens,
             num_accepted_tokens=sequence.num_accepted_tokens,
             num_target_passes=sequence.num_target_passes,
+            num_refetched_blocks=sequence.num_refetched_blocks,
         )
 
     def _record_step(self, step: StepOutput) -> None:

@@ -42,18 +42,43 @@ class Transfer:
     generation: int
     num_prompt_tokens: int
     num_blocks: int
-    held_hashes: list[BlockHash]
-    block_ids: list[BlockId]  # blocks 0 .. len - 1 are here: held ones, then received ones, in order
+    hashes: list[BlockHash]  # of the full blocks, as the reservation named them
+    num_held_blocks: int
+    blocks: dict[int, BlockId]  # logical block -> block id, of those that are here: held, or received and verified
     last_progress_s: float  # monotonic
     state: TransferState = TransferState.RESERVED
+    is_confirmed: bool = False  # `hashes` are those of the request's tokens
+    asked_again: set[int] = field(default_factory=set)  # blocks that were lost or damaged on their way
 
     @property
-    def num_held_blocks(self) -> int:
-        return len(self.held_hashes)
+    def block_ids(self) -> list[BlockId]:
+        return [self.blocks[index] for index in sorted(self.blocks)]
+
+    @property
+    def held_hashes(self) -> list[BlockHash]:
+        return self.hashes[: self.num_held_blocks]
 
     @property
     def num_missing_blocks(self) -> int:
-        return self.num_blocks - len(self.block_ids)
+        return self.num_blocks - len(self.blocks)
+
+    @property
+    def num_leading_blocks(self) -> int:
+        """Blocks [0, n) are here."""
+        return next((index for index in range(self.num_blocks) if index not in self.blocks), self.num_blocks)
+
+    def missing(self, *, to_the_end: bool) -> list[tuple[int, int]]:
+        """Half-open runs of blocks that are not here, up to the last one that is, or of all."""
+        end = self.num_blocks if to_the_end else max(self.blocks, default=-1) + 1
+        runs: list[tuple[int, int]] = []
+        for index in range(end):
+            if index in self.blocks:
+                continue
+            if runs and runs[-1][1] == index:
+                runs[-1] = (runs[-1][0], index + 1)
+            else:
+                runs.append((index, index + 1))
+        return runs
 
     def move_to(self, state: TransferState) -> None:
         assert state in LEGAL_TRANSITIONS[self.state], f"transfer: {self.state.name} -> {state.name}"
@@ -91,7 +116,8 @@ class TransferTable:
             )
         if len(self._transfers) >= MAX_TRANSFERS:
             raise NoRoom(f"{MAX_TRANSFERS} transfers are open, the most that this worker allows", retry_after_s=1)
-        held = self.pool.lookup(hashes[: num_prompt_tokens // self.block_size])
+        named = hashes[: num_prompt_tokens // self.block_size]
+        held = self.pool.lookup(named)
         num_promised = num_blocks - len(held)
         # A prompt that leaves room in the pool's very last block grows in there.
         num_to_grow = int(num_blocks < self.pool.num_blocks)
@@ -104,7 +130,10 @@ class TransferTable:
             )
         self.pool.touch(held)
         self.pool.reserve(num_promised)
-        transfer = Transfer(transfer_id, generation, num_prompt_tokens, num_blocks, hashes[: len(held)], held, now_s)
+        blocks = dict(enumerate(held))
+        transfer = Transfer(
+            transfer_id, generation, num_prompt_tokens, num_blocks, named, len(held), blocks, last_progress_s=now_s
+        )
         self._transfers[transfer_id] = transfer
         return transfer
 
@@ -119,31 +148,31 @@ class TransferTable:
             )
         return transfer
 
-    def take_blocks(self, transfer: Transfer, first_block: int, num_blocks: int, now_s: float) -> list[BlockId]:
-        """Blocks for a frame's run; they are written next. Raises CorruptFrame where the run is not the next one."""
-        if first_block != len(transfer.block_ids) or not 0 < num_blocks <= transfer.num_missing_blocks:
-            raise CorruptFrame(
-                f"blocks {first_block} to {first_block + num_blocks} came; {len(transfer.block_ids)} is next of "
-                f"{transfer.num_blocks}"
-            )
-        block_ids = self.pool.allocate(num_blocks, from_reserved=num_blocks)
-        transfer.block_ids.extend(block_ids)
+    def take_blocks(self, transfer: Transfer, first_block: int, num_blocks: int, now_s: float) -> dict[int, BlockId]:
+        """Blocks for those of a verified frame's run that are not here yet, by logical block; they are written next.
+        What is here stays as it is. Raises CorruptFrame where the run is not of this reservation."""
+        end_block = first_block + num_blocks
+        if not 0 <= first_block < end_block <= transfer.num_blocks:
+            raise CorruptFrame(f"blocks {first_block} to {end_block} came; {transfer.num_blocks} blocks were reserved")
+        new = [index for index in range(first_block, end_block) if index not in transfer.blocks]
+        taken = dict(zip(new, self.pool.allocate(len(new), from_reserved=len(new)), strict=True))
+        transfer.blocks.update(taken)
         transfer.last_progress_s = now_s
         if transfer.state is TransferState.RESERVED:
             transfer.move_to(TransferState.RECEIVING)
-        return block_ids
+        return taken
 
-    def commit(self, transfer: Transfer, num_blocks: int, num_prompt_tokens: int) -> None:
-        """Every block is here. Raises CorruptFrame where the sender's counts differ from the reservation."""
-        if (
-            num_blocks != transfer.num_blocks
-            or transfer.num_missing_blocks
-            or num_prompt_tokens != transfer.num_prompt_tokens
-        ):
+    def check_commit(self, transfer: Transfer, num_blocks: int, num_prompt_tokens: int) -> None:
+        """Raises CorruptFrame where the sender's counts differ from the reservation."""
+        if (num_blocks, num_prompt_tokens) != (transfer.num_blocks, transfer.num_prompt_tokens):
             raise CorruptFrame(
-                f"commit of {num_blocks} blocks and {num_prompt_tokens} tokens; {len(transfer.block_ids)} blocks are "
-                f"here, {transfer.num_blocks} blocks and {transfer.num_prompt_tokens} tokens were reserved"
+                f"commit of {num_blocks} blocks and {num_prompt_tokens} tokens; {transfer.num_blocks} blocks and "
+                f"{transfer.num_prompt_tokens} tokens were reserved"
             )
+
+    def commit(self, transfer: Transfer) -> None:
+        """Precondition: every block is here, and the commit was checked."""
+        assert not transfer.num_missing_blocks
         transfer.move_to(TransferState.COMMITTED)
 
     def hand_over(self, transfer: Transfer) -> BlockTable:
@@ -154,9 +183,16 @@ class TransferTable:
         return table
 
     def release(self, transfer: Transfer) -> int:
-        """Gives back the promise and the blocks; returns how many became free. Idempotent."""
+        """Gives back the promise and the blocks; returns how many became free. Idempotent.
+
+        The verified blocks at the head can still be found by their names, so that whoever computes this text here
+        begins after the last good one.
+        """
         if transfer.state is TransferState.ENDED:
             return 0
+        if transfer.is_confirmed:
+            for index, name in enumerate(transfer.hashes[: transfer.num_leading_blocks]):
+                self.pool.register(transfer.blocks[index], name)
         self.pool.unreserve(transfer.num_missing_blocks)
         num_freed = self.pool.free(transfer.block_ids)
         self._close(transfer)

@@ -6,6 +6,7 @@ from gateway.edge import ObservedRequests
 from gateway.errors import install_error_handlers
 from gateway.routes import make_openai_router
 from gateway.routes_operations import make_operations_router
+from gateway.routes_workers import make_workers_router
 from gateway.services import GatewayLimits, GatewayServices
 
 __all__ = ["GatewayLimits", "GatewayServices", "create_app"]
@@ -18,5 +19,6 @@ def create_app(services: GatewayServices) -> FastAPI:
     app.add_middleware(ObservedRequests, observer=services.observer, clock=services.clock)
     app.include_router(make_openai_router(services))
     app.include_router(make_operations_router(services))
+    app.include_router(make_workers_router(services))
     install_error_handlers(app)
     return app

@@ -2,6 +2,8 @@
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum, auto
 
 from common.pb.decode_pb2 import Ticket
 from gateway.generation import TokenDelta
@@ -11,6 +13,29 @@ from gateway.legs import Legs
 from gateway.placement import Demand, Placement, Role
 from gateway.release import Releases
 from gateway.worker import Claim, Worker
+
+
+@dataclass(frozen=True, slots=True)
+class Reuse:
+    """Tokens that an attempt began with, of the prompt and of the output that the client had."""
+
+    num_reused: int
+    num_computed: int
+
+
+class AttemptState(Enum):
+    PLACED = auto()  # workers are chosen and the work is counted; nobody was asked for anything
+    RESERVING = auto()  # decode was asked for room, and may hold some
+    RUNNING = auto()  # both calls are open, or decode's alone
+    ENDED = auto()  # the calls are ended, and whatever the workers hold is being given back
+
+
+LEGAL_TRANSITIONS: dict[AttemptState, frozenset[AttemptState]] = {
+    AttemptState.PLACED: frozenset({AttemptState.RESERVING, AttemptState.RUNNING, AttemptState.ENDED}),
+    AttemptState.RESERVING: frozenset({AttemptState.RUNNING, AttemptState.ENDED}),
+    AttemptState.RUNNING: frozenset({AttemptState.ENDED}),
+    AttemptState.ENDED: frozenset(),
+}
 
 
 class Attempt:
@@ -26,7 +51,7 @@ class Attempt:
         clock: Callable[[], float],
     ) -> None:
         self.placement = placement
-        self.is_running = False
+        self.state = AttemptState.PLACED
         self._journey = journey
         self._number = journey.attempt
         self._workers = workers
@@ -35,12 +60,24 @@ class Attempt:
         self._clock = clock
         generation = journey.generation
         self._hand_off = HandOff(
-            legs, generation.times, generation.transfer, clock, has_prefill=Role.PREFILL in workers
+            legs,
+            generation.times,
+            generation.transfer,
+            clock,
+            num_delivered=len(journey.delivered),
+            has_prefill=Role.PREFILL in workers,
         )
         self._holds: set[Role] = set()  # workers that may hold something
         self._claims: list[Claim] = []
         self._prompt_claim: Claim | None = None
         self._ending: dict[Role, asyncio.Task[None]] | None = None
+        self._num_tokens = journey.num_tokens
+        self._is_reuse_told = False
+
+    @property
+    def is_running(self) -> bool:
+        """Whether calls were opened, until `end`."""
+        return self.state is AttemptState.RUNNING
 
     def claim(self, demand: Demand) -> None:
         """Counts the work at once, so that the next placement sees it before the workers' statuses do."""
@@ -53,6 +90,7 @@ class Attempt:
 
     async def reserve(self, timeout_s: float) -> Ticket:
         """Raises the decode worker's refusal or loss. A call cut off may have been heard: `end` releases it."""
+        self._move_to(AttemptState.RESERVING)
         self._holds.add(Role.DECODE)
         return await self._workers[Role.DECODE].reserve(self._journey.reserve_request(), timeout_s)
 
@@ -63,7 +101,7 @@ class Attempt:
     def open(self, ticket: Ticket | None) -> None:
         """Opens both calls; without a ticket decode's alone."""
         journey, decode, times = self._journey, self._workers[Role.DECODE], self._journey.generation.times
-        self.is_running = True
+        self._move_to(AttemptState.RUNNING)
         self._holds.update(self._workers)
         times.run_started = times.run_started or self._clock()
         if ticket is not None:
@@ -84,9 +122,23 @@ class Attempt:
             self.end(finished_by=arrival.finished_by)
         return TokenDelta(arrival.tokens, arrival.finish_reason, self._journey.num_cached_tokens)
 
+    def take_reuse(self) -> Reuse | None:
+        """Once, when the first tokens are here."""
+        num_reused = self._hand_off.num_reused_tokens
+        if num_reused is None or self._is_reuse_told:
+            return None
+        self._is_reuse_told = True
+        return Reuse(num_reused, self._num_tokens - num_reused)
+
+    def take_refetched_blocks(self) -> int:
+        """Blocks that came twice, told once."""
+        num_blocks, self._hand_off.num_refetched_blocks = self._hand_off.num_refetched_blocks, 0
+        return num_blocks
+
     def end(self, *, finished_by: Role | None = None) -> dict[Role, "asyncio.Task[None]"]:
         """Ends both calls and starts the release of both sides; returns at once, with the releases. Idempotent."""
         if self._ending is None:
+            self._move_to(AttemptState.ENDED)
             for claim in self._claims:
                 claim.end()
             readers = self._legs.close(but=finished_by)
@@ -104,3 +156,7 @@ class Attempt:
     @property
     def _num_prompt_tokens(self) -> int:
         return len(self._journey.generation.token_ids)
+
+    def _move_to(self, state: AttemptState) -> None:
+        assert state in LEGAL_TRANSITIONS[self.state], f"attempt {self._number}: {self.state.name} -> {state.name}"
+        self.state = state

@@ -6,13 +6,16 @@ from typing import Annotated, ClassVar
 from pydantic import Field, field_validator
 from pydantic_settings import NoDecode, SettingsConfigDict
 
-from common.config import Settings
 from common.errors import ConfigError
+from common.faults.settings import FaultSettings
+from common.rpc.limits import PROGRESS_INTERVAL_S
+from gateway.generation import OnFailure
 
+MIN_SECRET_BYTES = 16
 Addresses = Annotated[tuple[str, ...], NoDecode]
 
 
-class GatewaySettings(Settings):
+class GatewaySettings(FaultSettings):
     """Addresses are `host:port`, several with commas between; a host name may stand for several workers."""
 
     model_config = SettingsConfigDict(env_prefix="TWOSTROKE_GATEWAY_")
@@ -24,10 +27,17 @@ class GatewaySettings(Settings):
     decode: Addresses = Field((), description="addresses of decode workers")
     model_name: str | None = Field(None, description="the model's name in the API; default: what the workers say")
 
+    tls_dir: Path | None = Field(
+        None, description="folder with tls.crt, tls.key and ca.crt, for mutual TLS with the workers; none: plain text"
+    )
+
     redis_url: str | None = Field(None, description="the prefix index; none: routing by load alone")
     index_timeout_ms: float = Field(50.0, gt=0, description="longest wait for the prefix index")
 
     api_keys_file: Path | None = Field(None, description="lines of `tenant key`; none: open to everyone")
+    operator_key_file: Path | None = Field(
+        None, description="key of the operator's routes; none: they serve only where `host` is this machine's"
+    )
     server_secret_file: Path | None = Field(
         None, description="what tenant salts are derived from; none: drawn at start"
     )
@@ -35,9 +45,20 @@ class GatewaySettings(Settings):
     max_active_requests: int = Field(256, ge=1, description="generations at once; more are refused with 429")
     max_body_bytes: int = Field(4 << 20, ge=1, description="longest request body")
     strict: bool = Field(False, description="an error instead of an answer computed in another way than planned")
+    prefill_window_tokens: int = Field(
+        4096, ge=1, description="prompt tokens that a prefill worker may have queued; more prompts wait in the gateway"
+    )
+    on_failure: OnFailure = Field(
+        OnFailure.RETRY_OTHER,
+        description="when a worker or a transfer fails, of requests that do not say: fail, recompute or retry_other",
+    )
     max_retries: int = Field(2, ge=0, description="failures of workers that one generation survives")
+    retry_ratio: float = Field(1.0, ge=0, description="retries that each generation adds to what all may make")
+    retry_reserve: int = Field(256, ge=0, description="retries that all generations may make at once")
     progress_timeout_s: float = Field(
-        60.0, gt=0, description="a worker with open work and no step for this long is lost"
+        60.0,
+        ge=3 * PROGRESS_INTERVAL_S,
+        description="a worker of which a request hears nothing for this long is lost to it",
     )
     reconnect_wait_s: float = Field(30.0, ge=0, description="wait for a lost decode worker when there is no other")
     client_timeout_s: float = Field(
@@ -79,13 +100,21 @@ def split_address(address: str) -> tuple[str, int]:
 
 
 def read_server_secret(path: Path) -> bytes:
+    return _read_secret("server_secret_file", path)
+
+
+def read_operator_key(path: Path) -> bytes:
+    return _read_secret("operator_key_file", path)
+
+
+def _read_secret(setting: str, path: Path) -> bytes:
     """The file's bytes; at least 16, so that it cannot be guessed."""
     try:
         secret = path.read_bytes().strip()
     except OSError as error:
-        raise ConfigError(f"server_secret_file {path}: {error.strerror}") from None
-    if len(secret) < 16:
-        raise ConfigError(f"server_secret_file {path} holds {len(secret)} bytes; it needs at least 16")
+        raise ConfigError(f"{setting} {path}: {error.strerror}") from None
+    if len(secret) < MIN_SECRET_BYTES:
+        raise ConfigError(f"{setting} {path} holds {len(secret)} bytes; it needs at least {MIN_SECRET_BYTES}")
     return secret
 
 

@@ -1,7 +1,7 @@
 """What all workers of one deployment share, and the check that a worker belongs to it."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from common.errors import FingerprintMismatch
 from common.kv.layout import KVLayout
@@ -28,12 +28,35 @@ class Deployment:
     tokenizer_digest: bytes
     tokenizer_files: Mapping[str, bytes] = field(repr=False)
 
-    def check(self, peer: str, info: WorkerInfo) -> None:
-        """Raises FingerprintMismatch, naming both values, when the worker serves something else."""
-        self._check_equal(peer, "model fingerprint", info.identity.fingerprint.hex(), self.fingerprint.hex())
-        layout = layout_from_pb(info.identity.layout)
-        self._check_equal(peer, "KV layout", layout.describe(), self.layout.describe())
+    def check(self, peer: str, role: Role, info: WorkerInfo) -> None:
+        """Raises FingerprintMismatch, naming both values, when the worker serves something else. A prefill worker may
+        keep a wider KV format, and be equal in all else: it quantizes on send."""
+        identity = info.identity
+        layout, fingerprint = layout_from_pb(identity.layout), identity.fingerprint
+        sends_as = identity.narrower_fingerprints.get(self.layout.format)
+        if role is Role.PREFILL and sends_as is not None and layout.can_be_sent_as(self.layout):
+            fingerprint = sends_as
+        else:
+            self._check_equal(peer, "KV layout", layout.describe(), self.layout.describe())
+        self._check_equal(
+            peer,
+            "model fingerprint",
+            f"{fingerprint.hex()} ({identity.model_name}, numerics {identity.numerics})",
+            f"{self.fingerprint.hex()} ({self.model_name}, numerics {self.numerics})",
+        )
         self._check_equal(peer, "tokenizer digest", info.tokenizer_digest.hex(), self.tokenizer_digest.hex())
+
+    def joined_by(self, peer: str, info: WorkerInfo) -> "Deployment":
+        """What the deployment is once a worker that passed `check` is part of it: K and V that attention read
+        unquantized are not those that a decode worker computes from the same tokens."""
+        layout = layout_from_pb(info.identity.layout)
+        if layout == self.layout or not self.is_exact:
+            return self
+        reason = (
+            f"{peer} keeps its KV cache as {layout.format} and decode as {self.layout.format}: an answer depends on "
+            "which of them computed the prompt"
+        )
+        return replace(self, is_exact=False, inexact_reason=reason)
 
     def _check_equal(self, peer: str, what: str, theirs: str, ours: str) -> None:
         if theirs != ours:

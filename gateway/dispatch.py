@@ -21,16 +21,19 @@ from common.pb.decode_pb2 import Ticket
 from common.telemetry import names
 from gateway.admission import Admission
 from gateway.attempt import Attempt
-from gateway.generation import Generation, Route, TokenDelta
+from gateway.generation import Generation, OnFailure, Route, TokenDelta
 from gateway.hand_off import LegFailed
 from gateway.journey import Journey
 from gateway.legs import Legs
 from gateway.metrics import DispatchMetrics
-from gateway.placement import Demand, Fallback, Placement, Role, place
+from gateway.placement import Fallback, Placement, Role
+from gateway.placing import Placer
+from gateway.prefill_turns import PrefillTurns
 from gateway.prefix_lookup import PrefixLookup
-from gateway.recovery import Failure, NextStep, recover
+from gateway.recovery import Failure, NextStep, Recovery, recover
 from gateway.registry import Registry
 from gateway.release import RELEASE_TIMEOUT_S, Releases
+from gateway.retry_budget import RetryBudget
 
 log = logging.getLogger("twostroke.dispatch")
 
@@ -44,6 +47,10 @@ class DispatchPolicy:
     max_retries: int = 2
     progress_timeout_s: float = 60.0
     reconnect_wait_s: float = 30.0
+    prefill_window_tokens: int = 4096  # as in PrefillTurns
+    on_failure: OnFailure = OnFailure.RETRY_OTHER  # of requests that do not say
+    retry_ratio: float = 1.0  # as in RetryBudget
+    retry_reserve: int = 256
 
 
 class HandOffDispatcher:
@@ -60,7 +67,8 @@ class HandOffDispatcher:
     ) -> None:
         """`clock` is monotonic, in seconds; every time of a generation is read from it."""
         self._registry = registry
-        self._lookup = lookup
+        self._placer = Placer(registry, lookup, strict=policy.strict, reconnect_wait_s=policy.reconnect_wait_s)
+        self._turns = PrefillTurns(registry, policy.prefill_window_tokens, metrics.waiting)
         self._admission = admission
         self._policy = policy
         self._server_secret = server_secret
@@ -68,11 +76,13 @@ class HandOffDispatcher:
         self._tracer = tracer
         self._clock = clock
         self._releases = Releases(metrics.freed)
+        self._retries = RetryBudget(policy.retry_ratio, policy.retry_reserve)
 
     async def generate(self, generation: Generation, route: Route) -> AsyncGenerator[TokenDelta, None]:
         generation.times.dispatched = self._clock()
         with self._admission.admit():
             journey = self._begin(generation, route)
+            self._retries.earn()
             while True:
                 attempt: Attempt | None = None
                 try:
@@ -80,6 +90,7 @@ class HandOffDispatcher:
                     await self._open(journey, attempt)
                     while True:
                         delta = await attempt.next_delta()
+                        self._note_report(journey, attempt)
                         yield delta
                         if delta.finish_reason is not None:
                             return
@@ -104,13 +115,22 @@ class HandOffDispatcher:
             deployment,
             tenant_salt(self._server_secret, generation.tenant),
             wants_prefill=self._policy.has_prefill,
-            retries_left=self._policy.max_retries,
+            retries_left=self._policy.max_retries if generation.max_retries is None else generation.max_retries,
+            on_failure=generation.on_failure or self._policy.on_failure,
         )
 
     async def _make_attempt(self, journey: Journey) -> Attempt:
+        journey.begin_attempt()
+        if not journey.wants_prefill or journey.attempt > 1:
+            return await self._place(journey)
+        async with self._turns.turn():
+            return await self._place(journey)
+
+    async def _place(self, journey: Journey) -> Attempt:
         started_s = self._clock()
         with self._tracer.start_as_current_span(names.SPAN_PLACE) as span:
-            demand, placement = await self._place(journey)
+            demand = await self._placer.demand(journey)
+            placement = await self._placer.place(journey, demand)
             span.set_attributes(
                 {
                     names.ATTR_PREFILL_WORKER: placement.prefill.worker_id if placement.prefill else "",
@@ -120,7 +140,6 @@ class HandOffDispatcher:
                 }
             )
         self._note_placement(journey, placement)
-        journey.attempt += 1
         views = {Role.PREFILL: placement.prefill, Role.DECODE: placement.decode}
         workers = {role: self._registry.worker(view) for role, view in views.items() if view}
         legs = Legs(self._clock, self._policy.progress_timeout_s)
@@ -128,36 +147,6 @@ class HandOffDispatcher:
         attempt.claim(demand)
         self._add_time(journey, "place_s", started_s)
         return attempt
-
-    async def _place(self, journey: Journey) -> tuple[Demand, Placement]:
-        """Waits for a decode worker to come back when this generation has lost one and there is no other."""
-        holders = [worker.holder for worker in self._registry.workers() if worker.is_ready]
-        held = await self._lookup.held_blocks(journey.hashes, holders)
-        demand = Demand(journey.num_tokens, journey.deployment.layout.block_size, held)
-        wait_s = self._policy.reconnect_wait_s if journey.lost_decode else 0.0
-        try:
-            async with asyncio.timeout(wait_s):
-                return demand, await self._place_when_possible(journey, demand)
-        except TimeoutError:
-            assert journey.last_error is not None
-            raise journey.no_room or journey.last_error from None
-
-    async def _place_when_possible(self, journey: Journey, demand: Demand) -> Placement:
-        while True:
-            try:
-                return self._place_now(journey, demand)
-            except NoWorker as error:
-                journey.last_error = journey.last_error or error
-            await self._registry.next_change()
-
-    def _place_now(self, journey: Journey, demand: Demand) -> Placement:
-        """A prefill worker that has no room is no reason to compute the prompt elsewhere: that is overload."""
-        return place(
-            [view for view in self._registry.views() if journey.may_use(view)],
-            demand,
-            prefill_wanted=journey.wants_prefill,
-            strict=self._policy.strict or journey.no_room is not None,
-        )
 
     def _note_placement(self, journey: Journey, placement: Placement) -> None:
         route = journey.route
@@ -167,6 +156,9 @@ class HandOffDispatcher:
         self._metrics.placed(placement.reason)
         if placement.fallback is not None:
             self._note_fallback(journey, placement.fallback)
+        elif journey.is_move:
+            self._note_fallback(journey, Fallback.DECODE_RETRIED if placement.prefill else Fallback.DECODE_LOST)
+        journey.is_move = False
 
     async def _open(self, journey: Journey, attempt: Attempt) -> None:
         """Raises LegFailed when the decode worker refuses or is lost."""
@@ -198,6 +190,9 @@ class HandOffDispatcher:
         """Prepares the next attempt, or raises what the client hears."""
         failure = self._facts(journey, attempt, failed)
         recovery = recover(failure)
+        if recovery.step is not NextStep.GIVE_UP and not failure.is_refusal and not self._retries.spend():
+            log.error("the retries of all generations are used up (retry_ratio, retry_reserve)")
+            recovery = Recovery(NextStep.GIVE_UP)
         log.warning(
             "%s: %s failed (%s); next: %s",
             journey.generation.request_id,
@@ -207,12 +202,13 @@ class HandOffDispatcher:
             extra=fields(attempt=journey.attempt, num_delivered=len(journey.delivered)),
         )
         if recovery.step is NextStep.GIVE_UP:
+            self._metrics.gave_up(failure.error, journey.on_failure)
             raise failure.error from None
         self._note_failure(journey, attempt, failure)
         if recovery.fallback is not None:
             self._note_fallback(journey, recovery.fallback)
-        if recovery.step is NextStep.RECOMPUTE:
-            journey.wants_prefill = False
+        journey.wants_prefill &= recovery.step is not NextStep.RECOMPUTE
+        journey.is_move = recovery.step is NextStep.MOVE
         await self._given_back(journey, attempt, failure)
 
     def _facts(self, journey: Journey, attempt: Attempt, failed: LegFailed) -> Failure:
@@ -230,6 +226,7 @@ class HandOffDispatcher:
             ),
             retries_left=journey.retries_left,
             strict=self._policy.strict,
+            on_failure=journey.on_failure,
         )
 
     def _note_failure(self, journey: Journey, attempt: Attempt, failure: Failure) -> None:
@@ -242,9 +239,16 @@ class HandOffDispatcher:
         if failure.blames_prefill:
             assert attempt.placement.prefill is not None
             journey.avoid(attempt.placement.prefill)
-        else:
+        elif not (failure.is_refusal and failure.had_prefill and failure.has_tokens):  # it may still queue it
             journey.avoid(attempt.placement.decode)
             journey.lost_decode |= isinstance(failure.error, PeerLost)
+
+    def _note_report(self, journey: Journey, attempt: Attempt) -> None:
+        if attempt.take_refetched_blocks():
+            self._note_fallback(journey, Fallback.BLOCKS_REFETCHED)
+        reuse = attempt.take_reuse()
+        if reuse is not None and journey.attempt > 1:
+            self._metrics.placed_again(reuse.num_reused, reuse.num_computed)
 
     def _note_fallback(self, journey: Journey, fallback: Fallback) -> None:
         journey.note_fallback(fallback)

@@ -13,6 +13,7 @@ from gateway.record import Choice, RequestRecord
 UNMATCHED_ROUTE = "other"
 CLIENT_GONE_STATUS = 499
 USAGE_HEADER = "x-twostroke-usage"
+FALLBACK_HEADER = "x-twostroke-fallback"
 _RECORD = "twostroke_record"
 
 
@@ -70,9 +71,15 @@ def choice_headers(choice: Choice, seed: int) -> dict[str, str]:
         "x-twostroke-prefill-worker": route.prefill_worker,
         "x-twostroke-decode-worker": route.decode_worker,
         "x-twostroke-placement": route.reason,
-        "x-twostroke-fallback": route.fallback,
+        FALLBACK_HEADER: route.fallback,
     }
-    return {name: _header_value(value) for name, value in headers.items() if value}
+    return {name: header_value(value) for name, value in headers.items() if value}
+
+
+def failure_headers(record: RequestRecord) -> dict[str, str]:
+    """What was tried before the failure that the client is told of."""
+    tried = [choice.route.fallback for choice in record.choices if choice.route.fallback]
+    return {FALLBACK_HEADER: header_value(tried[0])} if tried else {}
 
 
 def _common_headers(record: RequestRecord) -> Mapping[str, str]:
@@ -84,6 +91,6 @@ def _common_headers(record: RequestRecord) -> Mapping[str, str]:
     return {name: value for name, value in headers.items() if value}
 
 
-def _header_value(text: str) -> str:
+def header_value(text: str) -> str:
     """Visible ASCII alone, whatever a worker calls itself."""
     return "".join(char if " " <= char <= "~" else "?" for char in text)

@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from common.errors import BadRequest, TwostrokeError
-from gateway.edge import record_of
+from gateway.edge import failure_headers, record_of
 from gateway.wire_json import Json, to_json
 
 DEFAULT_RETRY_AFTER_S = 1.0
@@ -38,8 +38,9 @@ def _response(status: int, content: Json, headers: dict[str, str]) -> Response:
 
 async def _on_twostroke_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, TwostrokeError)
-    record_of(request.scope).error_code = error.code
-    headers = {}
+    record = record_of(request.scope)
+    record.error_code = error.code
+    headers = failure_headers(record)
     if error.http_status in _RETRYABLE:
         headers["retry-after"] = str(max(1, math.ceil(error.retry_after_s or DEFAULT_RETRY_AFTER_S)))
     if error.http_status == 401:

@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Protocol
 
 from common.ids import RequestId
@@ -42,6 +43,14 @@ class KVTransfer:
         self.exposed_s = (self.exposed_s or 0.0) + exposed_s
 
 
+class OnFailure(StrEnum):
+    """What the failure of a worker or of a transfer means for a request."""
+
+    FAIL = "fail"  # its end
+    RECOMPUTE = "recompute"  # decode computes what is lost
+    RETRY_OTHER = "retry_other"  # another worker takes over; where there is none, as `recompute`
+
+
 @dataclass(frozen=True, slots=True)
 class Generation:
     """One choice of one request: tokens in, sampling fixed (seed drawn already), tenant known."""
@@ -50,6 +59,8 @@ class Generation:
     token_ids: tuple[int, ...]
     sampling: SamplingParams
     tenant: str
+    on_failure: OnFailure | None = None  # None: as the gateway is configured; likewise below
+    max_retries: int | None = None
     times: RequestTimes = field(default_factory=RequestTimes)
     transfer: KVTransfer = field(default_factory=KVTransfer)
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from common.errors import PeerLost, PushAbandoned, TransferError, TwostrokeError
-from common.pb.decode_pb2 import GenerateEvent
+from common.pb.decode_pb2 import GenerateEvent, GenerateStats
 from common.pb.prefill_pb2 import FirstToken, PrefillEvent
 from common.rpc.convert import finish_from_pb, token_from_pb
 from common.sampling import FinishReason, OutputToken
@@ -45,6 +45,7 @@ class HandOff:
         transfer: KVTransfer,
         clock: Callable[[], float],
         *,
+        num_delivered: int,
         has_prefill: bool,
     ) -> None:
         self._legs = legs
@@ -53,10 +54,14 @@ class HandOff:
         self._clock = clock
         self._needs_first_token = has_prefill
         self._is_handed_off = not has_prefill
+        self._next_position = num_delivered  # of the output
         self._early: deque[GenerateEvent | LegEnd] = deque()  # decode's, here before prefill's first token
         self._first_token_s: float | None = None  # prefill's, until decode has spoken
         self.num_cached_tokens = 0
         self.kv_bytes = 0  # that decode gets from prefill; known with the reservation
+        self.num_reused_tokens: int | None = None  # of this attempt; known with its first tokens
+        self.num_refetched_blocks = 0
+        self._has_stats = False
 
     async def next(self) -> Arrival:
         """Raises LegFailed. Not to be called after a finish reason."""
@@ -89,6 +94,8 @@ class HandOff:
         return isinstance(last, GenerateEvent) and finish_from_pb(last.finish_reason) is not None
 
     def _on_prefill(self, event: PrefillEvent) -> Arrival | None:
+        if event.HasField("progress"):
+            return None
         if event.HasField("handed_off"):
             self._is_handed_off = True
             return None
@@ -108,7 +115,8 @@ class HandOff:
 
     def _first_token(self, first: FirstToken) -> Arrival:
         self._needs_first_token = False
-        self.num_cached_tokens = first.num_cached_tokens
+        self._next_position += 1
+        self.num_cached_tokens = self.num_reused_tokens = first.num_cached_tokens
         self._note_first_token(first.queue_s, first.prefill_s)
         self._first_token_s = self._clock()
         return Arrival((token_from_pb(first.token),), finish_from_pb(first.finish_reason), Role.PREFILL)
@@ -131,13 +139,26 @@ class HandOff:
     def _tokens(self, event: GenerateEvent) -> Arrival | None:
         """Decode has spoken, so the commit has arrived there."""
         self._is_handed_off = True
-        if event.HasField("stats") and not self._times.first_token:
-            self.num_cached_tokens = event.stats.num_cached_tokens
-            self._note_first_token(event.stats.queue_s, event.stats.prefill_s)
+        if event.HasField("stats"):
+            self._note_stats(event.stats)
         finish_reason = finish_from_pb(event.finish_reason)
         if not event.tokens and finish_reason is None:
             return None
+        if event.first_position != self._next_position:
+            message = f"decode's tokens begin at output position {event.first_position}; {self._next_position} is next"
+            raise LegFailed(Role.DECODE, TransferError(message))
+        self._next_position += len(event.tokens)
         return Arrival(tuple(token_from_pb(token) for token in event.tokens), finish_reason, Role.DECODE)
+
+    def _note_stats(self, stats: GenerateStats) -> None:
+        if not self._has_stats:
+            self.num_refetched_blocks = stats.num_refetched_blocks
+        self._has_stats = True
+        if self.num_reused_tokens is None:
+            self.num_reused_tokens = stats.num_cached_tokens
+        if not self._times.first_token:
+            self.num_cached_tokens = stats.num_cached_tokens
+            self._note_first_token(stats.queue_s, stats.prefill_s)
 
     def _note_first_token(self, queue_s: float, prefill_s: float) -> None:
         """Of the generation, not of a later attempt."""

@@ -8,7 +8,7 @@ from common.kv.block_hash import block_hashes, root_hash
 from common.pb import decode_pb2, prefill_pb2
 from common.rpc.convert import layout_to_pb, sampling_to_pb
 from gateway.deployment import Deployment
-from gateway.generation import Generation, Route
+from gateway.generation import Generation, OnFailure, Route
 from gateway.placement import Fallback, WorkerView
 
 Registration = tuple[str, int]
@@ -23,6 +23,7 @@ class Journey:
     tenant_salt: bytes
     wants_prefill: bool
     retries_left: int
+    on_failure: OnFailure
     transfer_id: TransferId = field(default_factory=mint_transfer_id)
     attempt: int = 0  # `generation` on the wire: rises with every attempt
     delivered: list[int] = field(default_factory=list)  # token ids that the client has
@@ -32,11 +33,14 @@ class Journey:
     lost_decode: bool = False
     no_room: NoRoom | None = None  # the last refusal
     last_error: TwostrokeError | None = None
-    hashes: list[BlockHash] = field(default_factory=list)  # of the prompt's full blocks
+    is_move: bool = False  # the next attempt goes where most of the blocks are
+    hashes: list[BlockHash] = field(default_factory=list)  # of the full blocks, as of the current attempt
 
-    def __post_init__(self) -> None:
+    def begin_attempt(self) -> None:
+        self.attempt += 1
         root = root_hash(self.deployment.fingerprint, self.tenant_salt)
-        self.hashes = block_hashes(root, self.generation.token_ids, self.deployment.layout.block_size)
+        tokens = (*self.generation.token_ids, *self.delivered)
+        self.hashes = block_hashes(root, tokens, self.deployment.layout.block_size)
 
     @property
     def num_tokens(self) -> int:
@@ -66,7 +70,7 @@ class Journey:
             generation=self.attempt,
             fingerprint=self.deployment.fingerprint,
             layout=layout_to_pb(self.deployment.layout),
-            num_prompt_tokens=len(self.generation.token_ids),
+            num_prompt_tokens=self.num_tokens,
             block_hashes=self.hashes,
         )
 
@@ -82,10 +86,11 @@ class Journey:
             decode_address=decode_address,
             ticket=ticket.ticket,
             num_held_blocks=ticket.num_held_blocks,
+            output_token_ids=self.delivered,
         )
 
     def generate_request(self, ticket: decode_pb2.Ticket | None) -> decode_pb2.GenerateRequest:
-        """With a ticket the output begins with prefill's first token; without one it goes on after `delivered`."""
+        """The output goes on after `delivered`; with a ticket prefill brings the first token of it."""
         return decode_pb2.GenerateRequest(
             request_id=self.generation.request_id,
             ticket=ticket.ticket if ticket else b"",

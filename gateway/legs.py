@@ -41,9 +41,9 @@ class _Leg:
 
 
 class Legs:
-    """Open the prefill leg first. Time without progress is measured here: since the last event, and since the last
-    step of the worker whose turn it is. A queue moves while its worker steps, so a request that waits is never out of
-    time.
+    """Open the prefill leg first. Time without progress is measured here: since the last event. A worker tells on each
+    call that it goes on, also while the request waits in its queue, so a request that waits is never out of time, and
+    one whose stream stands still is, however busy its worker is with others.
     """
 
     def __init__(self, clock: Callable[[], float], progress_timeout_s: float) -> None:
@@ -109,11 +109,10 @@ class Legs:
         open_legs = [leg for leg in self._legs.values() if not leg.reader.done()]
         if not open_legs:
             return
-        worker = open_legs[0].worker  # prefill while it has to act, decode after it
-        last_s = max(self._last_event_s, worker.last_progress_s)
-        left_s = last_s + self._progress_timeout_s - self._clock()
+        left_s = self._last_event_s + self._progress_timeout_s - self._clock()
         if left_s > 0:
             self._check_progress_in(left_s)
             return
-        idle = f"no event and no step for {self._progress_timeout_s:g} s"
+        worker = open_legs[0].worker  # prefill while it has to act, decode after it
+        idle = f"nothing was heard of the request for {self._progress_timeout_s:g} s"
         self._put(worker.role, LegEnd(PeerLost(f"{worker.name} makes no progress: {idle}")))

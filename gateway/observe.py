@@ -160,5 +160,6 @@ def _describe_route(choice: Choice, span: Span) -> None:
         names.ATTR_DECODE_WORKER: route.decode_worker,
         names.ATTR_PLACEMENT_REASON: route.reason,
         names.ATTR_FALLBACK: route.fallback,
+        names.ATTR_ON_FAILURE: choice.generation.on_failure or "",
     }
     span.set_attributes({name: value for name, value in attributes.items() if value})

@@ -25,8 +25,9 @@ class PlacementReason(StrEnum):
 
 
 class Fallback(StrEnum):
-    """Why the planned way was left. The first two keep the way and change the worker."""
+    """Why the planned way was left. The first three keep the way: the first its workers too."""
 
+    BLOCKS_REFETCHED = "blocks_refetched"  # blocks of the transfer came damaged or not at all, and were sent again
     PREFILL_RETRIED = "prefill_retried"
     DECODE_RETRIED = "decode_retried"
     NO_PREFILL_WORKER = "no_prefill_worker"
@@ -88,11 +89,14 @@ class Placement:
     fallback: Fallback | None = None
 
 
-def place(workers: Sequence[WorkerView], demand: Demand, *, prefill_wanted: bool, strict: bool) -> Placement:
+def place(
+    workers: Sequence[WorkerView], demand: Demand, *, prefill_wanted: bool, strict: bool, is_move: bool = False
+) -> Placement:
     """Chooses a decode worker and, where `prefill_wanted`, a prefill worker.
 
     Without a prefill worker that takes work, the prompt is computed on decode (`no_prefill_worker`), unless `strict`.
-    Raises NoWorker when nobody can serve.
+    `is_move`: a text that was computed before; prefill takes part only where it has less left to compute than a decode
+    worker alone, or where `strict`. Raises NoWorker when nobody can serve.
     """
     decode_workers = [worker for worker in workers if worker.role is Role.DECODE and worker.takes_work]
     prefill_workers = [worker for worker in workers if worker.role is Role.PREFILL and worker.takes_work]
@@ -101,6 +105,9 @@ def place(workers: Sequence[WorkerView], demand: Demand, *, prefill_wanted: bool
     if prefill_wanted and prefill_workers:
         prefill = min(prefill_workers, key=lambda worker: _prompt_cost(worker, demand))
         decode = min(decode_workers, key=lambda worker: _decode_cost(worker, demand))
+        alone = min(decode_workers, key=lambda worker: _alone_cost(worker, demand))
+        if is_move and not strict and _tokens_until_done(alone, demand) <= _tokens_until_done(prefill, demand):
+            return Placement(None, alone, PlacementReason.DECODE_ALONE)
         return Placement(prefill, decode, _reason(prefill, prefill_workers, demand))
     if prefill_wanted and strict:
         raise NoWorker("no prefill worker is ready, and falling back is switched off (strict)", retry_after_s=1.0)
@@ -111,7 +118,7 @@ def place(workers: Sequence[WorkerView], demand: Demand, *, prefill_wanted: bool
 
 def _prompt_cost(worker: WorkerView, demand: Demand) -> tuple[int, int, str, str]:
     """Tokens until this prompt is done; then the fewest sequences; then the name, so that ties have one answer."""
-    return worker.queued_tokens + demand.uncached_tokens(worker), worker.num_sequences, *_name(worker)
+    return _tokens_until_done(worker, demand), worker.num_sequences, *_name(worker)
 
 
 def _decode_cost(worker: WorkerView, demand: Demand) -> tuple[bool, float, int, str, str]:
@@ -120,8 +127,12 @@ def _decode_cost(worker: WorkerView, demand: Demand) -> tuple[bool, float, int, 
 
 
 def _alone_cost(worker: WorkerView, demand: Demand) -> tuple[bool, int, float, str, str]:
-    work = worker.queued_tokens + demand.uncached_tokens(worker) + worker.num_sequences * RUNNING_SEQUENCE_TOKENS
+    work = _tokens_until_done(worker, demand) + worker.num_sequences * RUNNING_SEQUENCE_TOKENS
     return _lacks_room(worker, demand), work, worker.in_use_share, *_name(worker)
+
+
+def _tokens_until_done(worker: WorkerView, demand: Demand) -> int:
+    return worker.queued_tokens + demand.uncached_tokens(worker)
 
 
 def _lacks_room(worker: WorkerView, demand: Demand) -> bool:

@@ -13,6 +13,7 @@ from gateway.chat_format import ChatFormat
 from gateway.choice_text import ChoiceText
 from gateway.choices import ChoiceRunner
 from gateway.completion_format import CompletionFormat
+from gateway.failure_options import FailureOptions
 from gateway.generation import Generation, RequestTimes
 from gateway.prompts import TokenIds, sampling_for
 from gateway.record import Choice, RequestRecord
@@ -49,6 +50,15 @@ class Prompts:
     tokenize_s: float
 
 
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What the client said, checked, and who it is."""
+
+    body: GenerationBody
+    failure: FailureOptions
+    tenant: str
+
+
 def check_num_choices(n: int, num_prompts: int, max_choices: int) -> None:
     if n * num_prompts > max_choices:
         raise BadRequest(
@@ -62,17 +72,17 @@ def plan(
     services: GatewayServices,
     served: ServedModel,
     endpoint: Endpoint,
-    body: GenerationBody,
+    asked: Asked,
     prompts: Prompts,
     record: RequestRecord,
-    tenant: str,
     *,
     tells_transfer: bool = False,
 ) -> PlannedRequest:
     """Fills in the record. Raises BadRequest or ContextLengthExceeded for what the model cannot do."""
     assert record.request_id is not None
+    body = asked.body
     seed = mint_seed() if body.seed is None else body.seed
-    choices = _make_choices(served, endpoint, body, prompts, record, tenant, seed)
+    choices = _make_choices(served, endpoint, asked, prompts, record, seed)
     record.choices = choices
     record.is_streamed = body.stream
     stops = StopStrings(body.stop)
@@ -96,23 +106,24 @@ def plan(
 def _make_choices(
     served: ServedModel,
     endpoint: Endpoint,
-    body: GenerationBody,
+    asked: Asked,
     prompts: Prompts,
     record: RequestRecord,
-    tenant: str,
     seed: int,
 ) -> list[Choice]:
     """Choices are numbered prompt by prompt, `n` for each."""
     choices: list[Choice] = []
     for prompt_index, token_ids in enumerate(prompts.token_ids):
-        sampling = sampling_for(body, served, len(token_ids), endpoint.default_max_tokens, seed)
-        for choice_index in range(body.n):
+        sampling = sampling_for(asked.body, served, len(token_ids), endpoint.default_max_tokens, seed)
+        for choice_index in range(asked.body.n):
             index = len(choices)
             generation = Generation(
                 request_id=_choice_id(record.request_id, index),
                 token_ids=token_ids,
                 sampling=replace(sampling, seed=choice_seed(seed, prompt_index, choice_index)),
-                tenant=tenant,
+                tenant=asked.tenant,
+                on_failure=asked.failure.on_failure,
+                max_retries=asked.failure.max_retries,
                 times=RequestTimes(received=record.received, tokenize_s=prompts.tokenize_s),
             )
             choices.append(Choice(index, prompt_index, generation))

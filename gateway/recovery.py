@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from common.errors import Cancelled, Draining, NoRoom, PeerLost, TransferError, TwostrokeError, Unavailable
+from gateway.generation import OnFailure
 from gateway.placement import Fallback, Role
 
 _SURVIVABLE = (PeerLost, TransferError, Unavailable, Cancelled)
@@ -12,6 +13,7 @@ _REFUSALS = (NoRoom, Draining)
 
 class NextStep(StrEnum):
     AGAIN = "again"  # place again, as planned
+    MOVE = "move"  # place again where most of its blocks are, and go on after the tokens that the client has
     RECOMPUTE = "recompute"  # decode computes the prompt, and goes on after the tokens that the client has
     GIVE_UP = "give_up"
 
@@ -29,6 +31,7 @@ class Failure:
     other_prefill: bool  # another prefill worker takes work
     retries_left: int
     strict: bool
+    on_failure: OnFailure = OnFailure.RETRY_OTHER
 
     @property
     def is_refusal(self) -> bool:
@@ -52,17 +55,26 @@ def recover(failure: Failure) -> Recovery:
     """Design section 7: a worker's failure is the client's only when nothing else is left to try."""
     if failure.is_refusal:
         return _recompute(failure, Fallback.DECODE_LOST) if failure.has_tokens else Recovery(NextStep.AGAIN)
-    if not isinstance(failure.error, _SURVIVABLE) or failure.retries_left <= 0:
+    is_fatal = failure.on_failure is OnFailure.FAIL or not isinstance(failure.error, _SURVIVABLE)
+    if is_fatal or failure.retries_left <= 0:
         return Recovery(NextStep.GIVE_UP)
     if failure.blames_prefill:
         return _without_this_prefill(failure)
     if failure.has_tokens:
-        return _recompute(failure, Fallback.DECODE_LOST)
+        return _move(failure)
     return Recovery(NextStep.AGAIN, Fallback.DECODE_RETRIED)
 
 
+def _move(failure: Failure) -> Recovery:
+    """Decode is gone. What that led to is named when the new place is known."""
+    if failure.had_prefill and failure.on_failure is not OnFailure.RECOMPUTE:
+        return Recovery(NextStep.MOVE)
+    return _recompute(failure, Fallback.DECODE_LOST)
+
+
 def _without_this_prefill(failure: Failure) -> Recovery:
-    if not failure.has_tokens and not failure.prefill_retried and failure.other_prefill:
+    is_first = not failure.has_tokens and not failure.prefill_retried
+    if is_first and failure.other_prefill and failure.on_failure is not OnFailure.RECOMPUTE:
         return Recovery(NextStep.AGAIN, Fallback.PREFILL_RETRIED)
     is_transfer = isinstance(failure.error, TransferError)
     return _recompute(failure, Fallback.TRANSFER_FAILED if is_transfer else Fallback.PREFILL_LOST)

@@ -6,22 +6,20 @@ A worker that is lost is not ready from that moment on; one that serves another 
 import asyncio
 import logging
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Coroutine, Iterable
 from contextlib import aclosing
 from dataclasses import dataclass
-
-import grpc
+from typing import Any
 
 from common.errors import FingerprintMismatch, PeerLost, TwostrokeError
 from common.logs import fields
-from common.rpc.channel import open_channel
+from common.rpc.channel import Connector
 from gateway.deployment import Deployment, check_role, make_deployment
 from gateway.placement import Role, WorkerView
 from gateway.worker import Worker, WorkerState
 
 log = logging.getLogger("twostroke.registry")
 
-DESCRIBE_TIMEOUT_S = 10.0
 TOKENIZER_TIMEOUT_S = 60.0
 CLOSE_GRACE_S = 60.0
 """A worker that left the configuration may finish what it has for this long."""
@@ -42,24 +40,26 @@ class Backoff:
 class Registry:
     def __init__(
         self,
-        clock: Callable[[], float],
         *,
         model_name: str | None = None,
-        connect: Callable[[str], grpc.aio.Channel] = open_channel,
+        connector: Connector | None = None,
         backoff: Backoff = Backoff(),
         status_interval_ms: int = 50,
+        describe_timeout_s: float = 10.0,
     ) -> None:
-        self._clock = clock
         self._model_name = model_name
-        self._connect = connect
+        self._connector = connector or Connector()
         self._backoff = backoff
         self._status_interval_ms = status_interval_ms
+        self._describe_timeout_s = describe_timeout_s
         self._workers: dict[tuple[Role, str], Worker] = {}
         self._links: dict[tuple[Role, str], asyncio.Task[None]] = {}
+        self._channel_versions: dict[tuple[Role, str], int] = {}
         self._closing: set[asyncio.Task[None]] = set()
         self._defining = asyncio.Lock()
         self._defined = asyncio.Event()
         self._change = asyncio.Event()
+        self._load_change = asyncio.Event()
         self._deployment: Deployment | None = None
 
     @property
@@ -92,14 +92,23 @@ class Registry:
         for key in [key for key in self._workers if key[0] is role and key not in wanted]:
             self._remove(key)
         for key in sorted(wanted - self._workers.keys()):
-            worker = Worker(key[1], role, self._connect(key[1]), self._clock)
-            self._workers[key] = worker
+            version = self._connector.version
+            worker = Worker(key[1], role, self._connector.open(key[1]), self.note_load_change)
+            self._workers[key], self._channel_versions[key] = worker, version
             self._links[key] = asyncio.create_task(self._keep(worker), name=f"link {worker.address}")
             self._links[key].add_done_callback(_log_defect)
 
     async def next_change(self) -> None:
         """Returns when some worker has become ready, or is not ready for another reason than before."""
         await self._change.wait()
+
+    async def next_load_change(self) -> None:
+        """Returns when some worker may have less work than before, or is ready or not ready any more."""
+        await self._load_change.wait()
+
+    def note_load_change(self) -> None:
+        self._load_change.set()
+        self._load_change = asyncio.Event()
 
     async def close(self) -> None:
         """Ends every link and every channel."""
@@ -111,16 +120,29 @@ class Registry:
 
     def _remove(self, key: tuple[Role, str]) -> None:
         worker = self._workers.pop(key)
+        self._channel_versions.pop(key)
         self._links.pop(key).cancel()
         self._leave(worker, WorkerState.LOST, f"{worker.name} was removed from the configuration")
-        closing = asyncio.create_task(worker.close(CLOSE_GRACE_S))
-        self._closing.add(closing)
-        closing.add_done_callback(self._closing.discard)
+        self._close_in_time(worker.close(CLOSE_GRACE_S))
+
+    def _renew_channel(self, worker: Worker) -> None:
+        """After a change of our certificate: a channel shows the one that it was opened with."""
+        key, version = (worker.role, worker.address), self._connector.version
+        if self._channel_versions[key] != version:
+            self._channel_versions[key] = version
+            old = worker.replace_channel(self._connector.open(worker.address))
+            self._close_in_time(old.close(CLOSE_GRACE_S))
+
+    def _close_in_time(self, closing: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(closing)
+        self._closing.add(task)
+        task.add_done_callback(self._closing.discard)
 
     async def _keep(self, worker: Worker) -> None:
         num_failures = 0
         while True:
             registration = worker.registration
+            self._renew_channel(worker)
             try:
                 await self._register(worker)
                 await self._watch(worker)
@@ -132,7 +154,7 @@ class Registry:
             await asyncio.sleep(self._backoff.delay_s(num_failures))
 
     async def _register(self, worker: Worker) -> None:
-        info = await worker.describe(DESCRIBE_TIMEOUT_S)
+        info = await worker.describe(self._describe_timeout_s)
         if worker.info.incarnation and worker.info.incarnation != info.incarnation:
             log.info("%s was restarted", worker.name, extra=fields(incarnation=info.incarnation.hex()))
         check_role(worker.name, worker.role, info)
@@ -142,7 +164,8 @@ class Registry:
         if self._deployment is None:
             worker.reason = f"{worker.name} waits for the first decode worker"
         deployment = await self.defined()
-        deployment.check(worker.name, info)
+        deployment.check(worker.name, worker.role, info)
+        self._deployment = deployment.joined_by(worker.name, info)
 
     async def _define(self, worker: Worker) -> None:
         """The first decode worker defines the deployment; the others wait for it."""
@@ -173,7 +196,6 @@ class Registry:
         self._check_single(worker)
         worker.state, worker.reason = WorkerState.READY, ""
         worker.registration += 1
-        worker.last_progress_s = self._clock()
         log.info("%s is ready", worker.name, extra=fields(backend=worker.info.backend))
         self._announce()
 
@@ -188,6 +210,7 @@ class Registry:
     def _announce(self) -> None:
         self._change.set()
         self._change = asyncio.Event()
+        self.note_load_change()
 
 
 def _log_defect(link: asyncio.Task[None]) -> None:

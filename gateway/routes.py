@@ -11,13 +11,15 @@ from gateway.answer import GenerationResponse
 from gateway.auth import Authenticator
 from gateway.body import parse_body_bytes, read_body
 from gateway.edge import record_of, wants_transfer
+from gateway.failure_options import failure_options
 from gateway.off_loop import in_thread_if
-from gateway.planning import CHAT, COMPLETIONS, Endpoint, Prompts, check_num_choices, plan
+from gateway.planning import CHAT, COMPLETIONS, Asked, Endpoint, Prompts, check_num_choices, plan
 from gateway.prompts import TokenIds, tokenize_chat, tokenize_prompts
 from gateway.quote import quote
 from gateway.schemas import BodyT, ChatBody, CompletionBody, parse_body
 from gateway.served_model import ModelCard, ServedModel
 from gateway.services import GatewayServices
+from gateway.transfer_fields import refuse_transfer_fields
 from gateway.wire_json import Json
 
 INLINE_BODY_BYTES = 16_384
@@ -82,6 +84,7 @@ class _Generations:
         record.operation = endpoint.operation
         tenant = self.authenticate(request)
         tells_transfer = wants_transfer(request.headers)
+        refuse_transfer_fields(request.headers, request.query_params)
         content = await read_body(request, self._services.limits.max_body_bytes)
         body = await in_thread_if(
             len(content) > INLINE_BODY_BYTES, lambda: parse_body(schema, parse_body_bytes(content))
@@ -93,7 +96,8 @@ class _Generations:
         with self._services.observer.tokenizing():
             token_ids = await tokenize(served, body)
         prompts = Prompts(token_ids, self._services.clock() - started)
-        planned = plan(self._services, served, endpoint, body, prompts, record, tenant, tells_transfer=tells_transfer)
+        asked = Asked(body, failure_options(request.headers, body, self._services.limits.max_retries), tenant)
+        planned = plan(self._services, served, endpoint, asked, prompts, record, tells_transfer=tells_transfer)
         return GenerationResponse(planned)
 
 

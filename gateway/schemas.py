@@ -67,6 +67,8 @@ class GenerationBody(_Strict):
     logit_bias: Annotated[dict[int, float], PlainValidator(parse_logit_bias)] = Field(default_factory=dict)
     ignore_eos: bool = False
     speculation: bool = True
+    on_failure: Literal["fail", "recompute", "retry_other"] | None = None  # None: as the gateway is configured
+    max_retries: int | None = Field(None, ge=0)
     user: str | None = None  # names the client's user; nothing here depends on it
 
     @model_validator(mode="after")

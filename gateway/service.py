@@ -5,25 +5,32 @@ import logging
 import secrets
 import socket
 import time
+from dataclasses import replace
 
 from prometheus_client import CollectorRegistry
 
 from common.config import state_dir
+from common.faults.injector import install
 from common.logs import fields
 from common.prefix_index.base import INDEX_NAMESPACE, PrefixIndex
 from common.prefix_index.redis import RedisPrefixIndex
+from common.rpc.address import is_loopback
+from common.rpc.channel import Connector
+from common.rpc.tls import load_identity
 from common.stop_signals import stop_signals
 from common.telemetry.setup import Telemetry, setup_telemetry
 from common.tokenizer import Tokenizer
 from gateway.admission import Admission
 from gateway.app import create_app
-from gateway.config import GatewaySettings, read_api_keys, read_server_secret
+from gateway.config import GatewaySettings, read_api_keys, read_operator_key, read_server_secret
 from gateway.deployment import Deployment
 from gateway.discovery import Discovery
 from gateway.dispatch import DispatchPolicy, HandOffDispatcher
+from gateway.fleet import RegistryFleet
 from gateway.http_server import HttpServer, bind, url_of
 from gateway.metrics import DispatchMetrics, show_peak_memory
 from gateway.observe import TelemetryObserver
+from gateway.operator_access import OperatorAccess
 from gateway.placement import Role
 from gateway.prefix_lookup import PrefixLookup
 from gateway.readiness import Readiness
@@ -46,7 +53,7 @@ class Gateway:
         prometheus = CollectorRegistry()
         metrics = DispatchMetrics(prometheus)
         self.admission = Admission(settings.max_active_requests)
-        self.registry = Registry(clock, model_name=settings.model_name)
+        self.registry = Registry(model_name=settings.model_name, connector=Connector(load_identity(settings.tls_dir)))
         prometheus.register(WorkerCollector(self.registry.workers))
         show_peak_memory(prometheus)
         self.discovery = Discovery(
@@ -61,6 +68,7 @@ class Gateway:
             needs_prefill=settings.strict and bool(settings.prefill),
         )
         self.model = ModelHolder()
+        self._told_inexact = ""
         self._index = _make_index(settings)
         metrics.index_available(self._index is not None)  # until the first look-up says otherwise
         lookup = PrefixLookup(self._index, settings.index_timeout_ms / 1000, clock, metrics.index_available)
@@ -79,9 +87,14 @@ class Gateway:
             model=self.model,
             observer=TelemetryObserver(telemetry.tracer, prometheus),
             registry=prometheus,
+            fleet=RegistryFleet(self.registry),
+            operator=OperatorAccess(
+                read_operator_key(settings.operator_key_file) if settings.operator_key_file else None,
+                is_local=is_loopback(settings.host),
+            ),
             why_not_ready=self.readiness.why_not_ready,
             tenants_by_api_key=read_api_keys(settings.api_keys_file) if settings.api_keys_file else None,
-            limits=GatewayLimits(max_body_bytes=settings.max_body_bytes),
+            limits=GatewayLimits(max_body_bytes=settings.max_body_bytes, max_retries=settings.max_retries),
             clock=clock,
         )
 
@@ -109,9 +122,22 @@ class Gateway:
         self.model.set(await asyncio.to_thread(make_served_model, deployment))
         while self.readiness.why_not_ready() is not None:
             await self.registry.next_change()
-        if not deployment.is_exact:
-            log.warning("exact: false", extra=fields(reason=deployment.inexact_reason))
+        self._tell_exactness()
         log.info("ready", extra=fields(url=url, model=deployment.model_name))
+        while True:
+            await self.registry.next_change()
+            self._tell_exactness()
+
+    def _tell_exactness(self) -> None:
+        """Once, and again when a worker joins that changes it."""
+        deployment, served = self.registry.deployment, self.model.current()
+        assert deployment is not None
+        assert served is not None
+        if deployment.inexact_reason == self._told_inexact:
+            return
+        self._told_inexact = deployment.inexact_reason
+        log.warning("exact: false", extra=fields(reason=deployment.inexact_reason))
+        self.model.set(replace(served, card=replace(served.card, inexact_reason=deployment.inexact_reason)))
 
 
 def make_served_model(deployment: Deployment) -> ServedModel:
@@ -131,6 +157,7 @@ def make_served_model(deployment: Deployment) -> ServedModel:
 
 async def run_gateway(settings: GatewaySettings) -> None:
     """Serves until SIGTERM or SIGINT and an orderly end. Raises ConfigError when it cannot start."""
+    install(settings.fault_plan())
     bound = bind(settings.host, settings.port, settings.client_timeout_s)
     instance = f"{socket.gethostname()}-{bound.getsockname()[1]}"
     telemetry = setup_telemetry("twostroke-gateway", instance, state_dir())
@@ -191,6 +218,10 @@ def _policy(settings: GatewaySettings) -> DispatchPolicy:
         has_prefill=bool(settings.prefill),
         strict=settings.strict,
         max_retries=settings.max_retries,
+        prefill_window_tokens=settings.prefill_window_tokens,
+        on_failure=settings.on_failure,
+        retry_ratio=settings.retry_ratio,
+        retry_reserve=settings.retry_reserve,
         progress_timeout_s=settings.progress_timeout_s,
         reconnect_wait_s=settings.reconnect_wait_s,
     )

@@ -3,13 +3,16 @@
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from prometheus_client import CollectorRegistry
 
 from common.errors import Unavailable
 from gateway.generation import Dispatcher
 from gateway.observe import RequestObserver
+from gateway.operator_access import OperatorAccess
 from gateway.served_model import ModelProvider, ServedModel
+from gateway.wire_json import Json
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +21,15 @@ class GatewayLimits:
 
     max_body_bytes: int = 2**20
     max_choices: int = 128  # n times the number of prompts
+    max_retries: int = 2  # the most that a request may ask for
+
+
+class Fleet(Protocol):
+    """The workers, as their operator deals with them."""
+
+    def describe(self) -> list[Json]: ...
+
+    async def drain(self, name: str, *, force: bool) -> Json: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +40,8 @@ class GatewayServices:
     model: ModelProvider
     observer: RequestObserver
     registry: CollectorRegistry  # what /metrics shows
+    fleet: Fleet
+    operator: OperatorAccess
     why_not_ready: Callable[[], str | None]  # None: there is a way to serve; else the reason, for /readyz
     tenants_by_api_key: Mapping[str, str] | None = None  # None: no authentication, one tenant
     limits: GatewayLimits = field(default_factory=GatewayLimits)

@@ -7,7 +7,7 @@ from starlette.types import Send
 
 from common.errors import TwostrokeError
 from gateway.choice_text import Piece
-from gateway.edge import choice_headers
+from gateway.edge import FALLBACK_HEADER, choice_headers, header_value
 from gateway.errors import error_json
 from gateway.record import Choice
 from gateway.response_format import Envelope, ResponseFormat
@@ -44,13 +44,14 @@ class EventStream:
         self._clock = clock
         self._usage = usage
         self._opened: set[int] = set()
+        self._told_fallbacks: dict[int, str] = {}  # by choice
         self._sending = asyncio.Lock()  # choices run side by side; each piece goes out whole
 
     async def write(self, choice: Choice, piece: Piece) -> None:
         async with self._sending:
             if not self.is_started:
                 await self._start(choice)
-            events = self._events(choice.index, piece)
+            events = self._fallback_note(choice) + self._events(choice.index, piece)
             if events:
                 await self._send({"type": "http.response.body", "body": events, "more_body": True})
             times = choice.generation.times
@@ -73,9 +74,18 @@ class EventStream:
 
     async def _start(self, choice: Choice) -> None:
         self.is_started = True
+        self._told_fallbacks[choice.index] = header_value(choice.route.fallback)
         headers = _HEADERS | choice_headers(choice, self._envelope.seed)
         raw_headers = [(name.encode("ascii"), value.encode("ascii")) for name, value in headers.items()]
         await self._send({"type": "http.response.start", "status": 200, "headers": raw_headers})
+
+    def _fallback_note(self, choice: Choice) -> bytes:
+        """What happened after the head was sent, as a comment: clients that know nothing of it pass it over."""
+        fallback = header_value(choice.route.fallback)
+        if fallback == self._told_fallbacks.get(choice.index, ""):
+            return b""
+        self._told_fallbacks[choice.index] = fallback
+        return f": {FALLBACK_HEADER}: {fallback}; choice={choice.index}\n\n".encode("ascii")
 
     async def _end(self, events: bytes) -> None:
         await self._send({"type": "http.response.body", "body": events, "more_body": False})

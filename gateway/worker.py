@@ -4,7 +4,7 @@ Owns the channel. Translates every gRPC error into `common.errors`. Does not dec
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from enum import StrEnum
@@ -12,7 +12,7 @@ from enum import StrEnum
 import grpc
 
 from common.errors import PeerLost, TwostrokeError
-from common.ids import Incarnation
+from common.ids import BlockHash, Incarnation
 from common.pb import decode_pb2, decode_pb2_grpc, prefill_pb2, prefill_pb2_grpc, worker_pb2, worker_pb2_grpc
 from common.prefix_index.base import Holder
 from common.rpc.status import ERROR_KEY, metadata_dict, rpc_error_to_exception
@@ -21,6 +21,8 @@ from gateway.placement import Role, WorkerView
 
 GenerateCall = grpc.aio.UnaryStreamCall[decode_pb2.GenerateRequest, decode_pb2.GenerateEvent]
 RunCall = grpc.aio.UnaryStreamCall[prefill_pb2.PrefillRequest, prefill_pb2.PrefillEvent]
+
+REASON_TIMEOUT_S = 1.0
 
 _TRANSPORT_TROUBLE = frozenset(
     {
@@ -80,12 +82,16 @@ class Claim:
     def end(self) -> None:
         """Idempotent."""
         self.worker.claims.discard(self)
+        self.worker.on_load()
 
 
 class Worker:
     """One configured address. Everything but the address changes when another process answers there."""
 
-    def __init__(self, address: str, role: Role, channel: grpc.aio.Channel, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, address: str, role: Role, channel: grpc.aio.Channel, on_load: Callable[[], None] = lambda: None
+    ) -> None:
+        """`on_load` hears when there may be less work here than before."""
         self.address = address
         self.role = role
         self.info = worker_pb2.WorkerInfo()
@@ -93,9 +99,17 @@ class Worker:
         self.reason = f"{self.name} was not reached yet"  # a sentence: who is not ready, and why
         self.status = worker_pb2.WorkerStatus()
         self.registration = 0
-        self.last_progress_s = 0.0
         self.claims: set[Claim] = set()
-        self._clock = clock
+        self.on_load = on_load
+        self._use(channel)
+
+    def replace_channel(self, channel: grpc.aio.Channel) -> grpc.aio.Channel:
+        """Calls from now on go through `channel`. Returns the old one, for the caller to close."""
+        old = self._channel
+        self._use(channel)
+        return old
+
+    def _use(self, channel: grpc.aio.Channel) -> None:
         self._channel = channel
         self._worker = worker_pb2_grpc.WorkerStub(channel)
         self._decode = decode_pb2_grpc.DecodeStub(channel)
@@ -139,16 +153,22 @@ class Worker:
         return claim
 
     def update(self, status: worker_pb2.WorkerStatus) -> None:
-        """Steps and moved bytes are progress; a mere change of the queue is not."""
-        before = (self.status.num_steps, self.status.kv_bytes_moved)
-        if (status.num_steps, status.kv_bytes_moved) != before:
-            self.last_progress_s = self._clock()
+        has_less = status.queued_tokens < self.status.queued_tokens
         self.status = status
+        if has_less:
+            self.on_load()
 
     async def describe(self, timeout_s: float) -> worker_pb2.WorkerInfo:
         """Waits for the connection for up to `timeout_s`."""
+        request = worker_pb2.DescribeRequest()
         async with calling(self.name):
-            return await self._worker.Describe(worker_pb2.DescribeRequest(), timeout=timeout_s, wait_for_ready=True)
+            try:
+                return await self._worker.Describe(request, timeout=timeout_s, wait_for_ready=True)
+            except grpc.aio.AioRpcError as error:
+                if error.code() is not grpc.StatusCode.DEADLINE_EXCEEDED:
+                    raise
+            # A call that does not wait is told what is wrong with the connection, such as a certificate.
+            return await self._worker.Describe(request, timeout=REASON_TIMEOUT_S)
 
     async def fetch_tokenizer(self, timeout_s: float) -> dict[str, bytes]:
         async with calling(self.name):
@@ -181,6 +201,17 @@ class Worker:
         request = worker_pb2.ReleaseRequest(transfer_id=transfer_id, generation=generation)
         async with calling(self.name):
             return (await self._worker.Release(request, timeout=timeout_s)).freed_blocks
+
+    async def drain(self, timeout_s: float) -> float:
+        """Takes the worker out of service; returns within how many seconds it will be gone."""
+        async with calling(self.name):
+            return (await self._worker.Drain(worker_pb2.DrainRequest(), timeout=timeout_s)).grace_s
+
+    async def count_held(self, hashes: Sequence[BlockHash], timeout_s: float) -> int:
+        """Leading blocks of `hashes` that the worker holds now."""
+        async with calling(self.name):
+            reply = await self._worker.CountHeld(worker_pb2.CountHeldRequest(block_hashes=hashes), timeout=timeout_s)
+        return reply.num_held_blocks
 
     async def close(self, grace_s: float | None = None) -> None:
         """Calls in flight may end for `grace_s`."""

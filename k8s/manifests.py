@@ -93,7 +93,8 @@ class Manifests:
         return [workload for workload in self.workloads if matches(selector, workload.pod_labels)]
 
     def environment(self, workload: Workload) -> dict[str, str]:
-        """What its first pod's containers would see; a variable whose optional source is missing is left out."""
+        """What its first pod's containers would see; a variable whose optional source is missing, or a Secret,
+        is left out."""
         found: dict[str, str] = {}
         for container in workload.containers:
             for variable in container.get("env", []):
@@ -112,6 +113,8 @@ class Manifests:
             field, resource = source["resourceFieldRef"]["resource"].split(".")
             amount = container.get("resources", {}).get(field, {}).get(resource)
             return f"{math.ceil(quantity(amount))}" if amount else None
+        if "configMapKeyRef" not in source:
+            return None  # a Secret's values are nobody's to read here
         reference = source["configMapKeyRef"]
         data = (self.find("ConfigMap", reference["name"]) or {}).get("data", {})
         return data.get(reference["key"])

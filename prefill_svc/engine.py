@@ -81,6 +81,11 @@ class PrefillEngine:
         with self._lock:
             return self._scheduler.pool.take_changes()
 
+    def count_held(self, hashes: Sequence[BlockHash]) -> int:
+        """Leading blocks of `hashes` that are held here."""
+        with self._lock:
+            return len(self._scheduler.pool.lookup(hashes))
+
     def held_hashes(self) -> list[BlockHash]:
         with self._lock:
             return self._scheduler.pool.held_hashes()
@@ -151,10 +156,15 @@ def _scheduled_tokens(chunk: ScheduledChunk) -> ScheduledTokens:
 
 
 def _sample_row(job: PrefillJob) -> SampleRow:
-    return SampleRow(params=job.sampling, output_position=0, prompt_token_ids=job.token_ids, output_token_ids=())
+    return SampleRow(
+        params=job.sampling,
+        output_position=job.num_output_tokens,
+        prompt_token_ids=job.prompt_token_ids,
+        output_token_ids=job.output_token_ids,
+    )
 
 
 def _finish_reason(job: PrefillJob, token: OutputToken) -> FinishReason | None:
     if token.token_id in job.sampling.stop_token_ids:
         return FinishReason.STOP
-    return FinishReason.LENGTH if job.sampling.max_tokens == 1 else None
+    return FinishReason.LENGTH if job.num_output_tokens + 1 >= job.sampling.max_tokens else None

@@ -6,12 +6,13 @@ blocks while later chunks compute and commits when the first token is known.
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
 
 from common.errors import Cancelled, TwostrokeError
 from common.pb import decode_pb2, prefill_pb2
 from common.rpc.convert import finish_to_pb, token_to_pb
+from common.rpc.progress import progress_until
 from common.sampling import FinishReason, OutputToken
 from common.telemetry import names
 from common.telemetry.recorder import SpanRecorder
@@ -58,7 +59,7 @@ class QueueListener:
 
 
 class HandOff:
-    """`sender` None: nothing is pushed (the first token is all that is asked)."""
+    """`sender` None: nothing is pushed (the first token is all that is asked). `num_steps`: of the engine until now."""
 
     def __init__(
         self,
@@ -66,7 +67,9 @@ class HandOff:
         events: asyncio.Queue[JobEvent],
         sender: KVSender | None,
         spans: SpanRecorder,
+        num_steps: Callable[[], int],
     ) -> None:
+        self._num_steps = num_steps
         self._job = job
         self._events = events
         self._sender = sender
@@ -76,26 +79,33 @@ class HandOff:
         self._is_cancelled = False
 
     async def run(self) -> AsyncGenerator[prefill_pb2.PrefillEvent, None]:
-        """Yields FirstToken, then HandedOff unless the token ended the request.
+        """Yields FirstToken, then HandedOff unless the token ended the request; Progress while it goes on.
 
         Nobody reads the job's blocks once the generator is closed.
         """
-        if self._sender is not None:
-            self._push = asyncio.create_task(self._push_blocks(self._sender))
+        sender = self._sender
+        if sender is not None:
+            self._push = asyncio.create_task(self._push_blocks(sender))
+        computing = asyncio.create_task(self._await_first_token())
         try:
-            sampled = await self._await_first_token()
+            async for _ in progress_until(computing, self._num_steps):
+                yield _progress()
+            sampled = computing.result()
             yield self._first_token_event(sampled)
-            if sampled.finish_reason is None and self._push is not None:
+            if sampled.finish_reason is None and self._push is not None and sender is not None:
                 self._to_push.put_nowait(sampled)
-                yield prefill_pb2.PrefillEvent(handed_off=await self._push)
+                async for _ in progress_until(self._push, lambda: sender.num_bytes_pushed):
+                    yield _progress()
+                yield prefill_pb2.PrefillEvent(handed_off=self._push.result())
         except asyncio.CancelledError:
             if self._is_cancelled:
                 raise self._cancelled() from None
             raise
         finally:
-            if self._push is not None:
-                self._push.cancel()
-                await asyncio.gather(self._push, return_exceptions=True)
+            tasks = [task for task in (computing, self._push) if task is not None]
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
 
     def cancel(self) -> None:
         """Ends `run` with Cancelled, wherever it stands."""
@@ -189,3 +199,7 @@ class HandOff:
 
     def _cancelled(self) -> Cancelled:
         return Cancelled(f"{self._job.request_id}: released by the gateway")
+
+
+def _progress() -> prefill_pb2.PrefillEvent:
+    return prefill_pb2.PrefillEvent(progress=prefill_pb2.Progress())

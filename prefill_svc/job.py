@@ -1,4 +1,7 @@
-"""A PrefillJob and the states it may pass through. Pure data."""
+"""A PrefillJob and the states it may pass through. Pure data.
+
+`token_ids` are all that is computed: the prompt, and the output that the client has from an earlier attempt.
+"""
 
 from dataclasses import dataclass, field
 from enum import Enum, auto
@@ -29,14 +32,23 @@ class PrefillJob:
     transfer_id: TransferId
     token_ids: tuple[int, ...]
     sampling: SamplingParams
-    block_hashes: list[BlockHash]  # of the prompt's full blocks
+    block_hashes: list[BlockHash]  # of the full blocks
     arrived_s: float  # monotonic
     table: BlockTable = field(default_factory=BlockTable)
     state: JobState = JobState.WAITING
+    num_output_tokens: int = 0  # the last ones of `token_ids`
     num_computed_tokens: int = 0
     num_cached_tokens: int = 0
     started_s: float = 0.0  # monotonic; when the first chunk was scheduled
     is_cancelled: bool = False  # its blocks are freed when the step that reads them has ended
+
+    @property
+    def prompt_token_ids(self) -> tuple[int, ...]:
+        return self.token_ids[: len(self.token_ids) - self.num_output_tokens]
+
+    @property
+    def output_token_ids(self) -> tuple[int, ...]:
+        return self.token_ids[len(self.token_ids) - self.num_output_tokens :]
 
     @property
     def num_remaining_tokens(self) -> int:

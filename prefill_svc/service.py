@@ -6,6 +6,8 @@ from typing import Any
 
 from common.ids import BlockHash
 from common.kv.block_pool import BlockPool, IndexChanges
+from common.kv.quantizing import BlockSource, narrower_sources
+from common.model.assembly import LoadedModel
 from common.pb import prefill_pb2_grpc, worker_pb2
 from common.worker import WorkerParts, engine_status
 from prefill_svc.config import PrefillSettings
@@ -26,9 +28,9 @@ class PrefillService:
         self._servicer = PrefillServicer(
             self._engine,
             parts.wake_engine,
-            model.runner.cache,
-            PrefillLimits(model.fingerprint, model.config.vocab_size, model.max_model_len),
+            PrefillLimits(model.fingerprint, _sources(model), model.config.vocab_size, model.max_model_len),
             parts.telemetry,
+            parts.connector,
         )
 
     def step(self) -> bool:
@@ -41,6 +43,7 @@ class PrefillService:
         status = engine_status(self._engine.load(), self._engine.totals)
         status.is_draining = self._servicer.is_draining
         status.kv_bytes_moved = self._servicer.kv_bytes_pushed
+        status.num_refetched_blocks = self._servicer.num_refetched_blocks
         return status
 
     async def release(self, transfer_id: bytes, generation: int) -> int:
@@ -55,5 +58,14 @@ class PrefillService:
     def take_index_changes(self) -> IndexChanges:
         return self._engine.take_index_changes()
 
+    def count_held(self, hashes: list[BlockHash]) -> int:
+        return self._engine.count_held(hashes)
+
     def held_hashes(self) -> Collection[BlockHash]:
         return self._engine.held_hashes()
+
+
+def _sources(model: LoadedModel) -> dict[bytes, BlockSource]:
+    cache = model.runner.cache
+    narrower = {model.narrower_fingerprints[name]: source for name, source in narrower_sources(cache).items()}
+    return {model.fingerprint: cache, **narrower}

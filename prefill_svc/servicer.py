@@ -3,14 +3,15 @@
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
 
 from common.errors import BadRequest, Draining, FingerprintMismatch
 from common.ids import RequestId, TransferId, transfer_id_of
 from common.kv.block_hash import block_hashes, root_hash
-from common.kv.cache import KVCache
+from common.kv.quantizing import BlockSource
 from common.pb import prefill_pb2, prefill_pb2_grpc
+from common.rpc.channel import Connector
 from common.rpc.cleanup import Cleanups
 from common.rpc.convert import sampling_from_pb
 from common.telemetry.context import current_context
@@ -28,6 +29,7 @@ log = logging.getLogger("twostroke.prefill")
 @dataclass(frozen=True, slots=True)
 class PrefillLimits:
     fingerprint: bytes
+    sources: Mapping[bytes, BlockSource]  # by fingerprint of the decode worker that blocks are sent to
     vocab_size: int
     max_model_len: int
 
@@ -44,22 +46,22 @@ class PrefillServicer(prefill_pb2_grpc.PrefillServicer):
         self,
         engine: PrefillEngine,
         wake_engine: Callable[[], None],
-        cache: KVCache,
         limits: PrefillLimits,
         telemetry: Telemetry,
+        connector: Connector,
     ) -> None:
         self._engine = engine
         self._wake_engine = wake_engine
-        self._cache = cache
         self._limits = limits
         self._telemetry = telemetry
-        self._channels = ChannelPool()
+        self._channels = ChannelPool(connector)
         self._cleanups = Cleanups()
         self._active: dict[TransferId, _ActiveJob] = {}
         self._idle = asyncio.Event()
         self._idle.set()
         self._is_draining = False
         self.kv_bytes_pushed = 0
+        self.num_refetched_blocks = 0
 
     @property
     def is_draining(self) -> bool:
@@ -78,7 +80,11 @@ class PrefillServicer(prefill_pb2_grpc.PrefillServicer):
         listener = QueueListener(asyncio.get_running_loop())
         self._engine.submit(job, listener)
         hand_off = HandOff(
-            job, listener.events, self._make_sender(request), SpanRecorder(self._telemetry, current_context())
+            job,
+            listener.events,
+            self._make_sender(request),
+            SpanRecorder(self._telemetry, current_context()),
+            lambda: self._engine.totals.num_steps,
         )
         active = self._enter(job, request.generation, hand_off)
         self._wake_engine()
@@ -108,29 +114,30 @@ class PrefillServicer(prefill_pb2_grpc.PrefillServicer):
 
     def _make_job(self, request: prefill_pb2.PrefillRequest) -> PrefillJob:
         self._check(request)
-        token_ids = tuple(request.token_ids)
+        token_ids = (*request.token_ids, *request.output_token_ids)
         root = root_hash(request.fingerprint, request.tenant_salt)
         return PrefillJob(
             request_id=RequestId(request.request_id),
             transfer_id=transfer_id_of(request.transfer_id),
             token_ids=token_ids,
             sampling=sampling_from_pb(request.sampling),
-            block_hashes=block_hashes(root, token_ids, self._cache.layout.block_size),
+            block_hashes=block_hashes(root, token_ids, self._limits.sources[request.fingerprint].layout.block_size),
             arrived_s=time.monotonic(),
+            num_output_tokens=len(request.output_token_ids),
         )
 
     def _check(self, request: prefill_pb2.PrefillRequest) -> None:
         limits = self._limits
-        if request.fingerprint != limits.fingerprint:
+        if request.fingerprint not in limits.sources:
             raise FingerprintMismatch(
                 f"the request is for model {request.fingerprint.hex()}, this worker serves {limits.fingerprint.hex()}"
             )
-        if not 0 < len(request.token_ids) < limits.max_model_len:
+        num_tokens = len(request.token_ids) + len(request.output_token_ids)
+        if not request.token_ids or num_tokens >= limits.max_model_len:
             raise BadRequest(
-                f"the prompt has {len(request.token_ids)} tokens; allowed: 1 to {limits.max_model_len - 1}",
-                param="prompt",
+                f"the prompt has {num_tokens} tokens; allowed: 1 to {limits.max_model_len - 1}", param="prompt"
             )
-        largest = max([*request.token_ids, *request.sampling.logit_bias])
+        largest = max([*request.token_ids, *request.output_token_ids, *request.sampling.logit_bias])
         if largest >= limits.vocab_size:
             raise BadRequest(f"token id {largest} is outside the vocabulary of {limits.vocab_size}", param="prompt")
         if request.transfer_id in self._active:
@@ -142,14 +149,15 @@ class PrefillServicer(prefill_pb2_grpc.PrefillServicer):
         return KVSender(
             channel=self._channels.get(request.decode_address),
             peer=f"decode worker {request.decode_address}",
-            cache=self._cache,
+            source=self._limits.sources[request.fingerprint],
             ticket=request.ticket,
             first_block=request.num_held_blocks,
-            on_frame=self._count_bytes,
+            on_frame=self._count_frame,
         )
 
-    def _count_bytes(self, num_bytes: int) -> None:
+    def _count_frame(self, num_bytes: int, num_refetched_blocks: int) -> None:
         self.kv_bytes_pushed += num_bytes
+        self.num_refetched_blocks += num_refetched_blocks
 
     def _enter(self, job: PrefillJob, generation: int, hand_off: HandOff) -> _ActiveJob:
         active = _ActiveJob(generation, hand_off, asyncio.get_running_loop().create_future())

@@ -10,7 +10,7 @@ Scales (fp16, one per token and head) are there in quantized formats only. Every
 of REGION_ALIGNMENT bytes.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from common.errors import ConfigError
@@ -85,6 +85,12 @@ class KVLayout:
     def num_blocks(self, num_tokens: int) -> int:
         """Blocks that hold `num_tokens` positions."""
         return -(-num_tokens // self.block_size)
+
+    def can_be_sent_as(self, wanted: "KVLayout") -> bool:
+        """Whether blocks of this layout can be sent to a worker of layout `wanted`: equal, or wider in the format and
+        equal in all else."""
+        is_wider = not self.format.has_scales and wanted.format.has_scales
+        return self == wanted or (is_wider and replace(self, format=wanted.format) == wanted)
 
     def describe(self) -> str:
         """One line that names the layout; equal lines, equal layouts."""

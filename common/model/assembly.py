@@ -3,6 +3,7 @@
 No network. What it cannot serve raises ModelLoadError or ConfigError, which say what and why.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from common.kv.layout import KVFormat, KVLayout
 from common.model.batch import ScheduledTokens
 from common.model.compiled_transformer import CompiledTransformer
 from common.model.config import ModelConfig
-from common.model.identity import fingerprint
+from common.model.identity import fingerprint, narrower_fingerprints
 from common.model.linear import Numerics, auto_numerics, exactness
 from common.model.loading import prepare_model
 from common.model.model_cache import Progress
@@ -41,6 +42,7 @@ class LoadedModel:
     layout: KVLayout
     numerics: Numerics
     fingerprint: bytes  # 32 bytes
+    narrower_fingerprints: Mapping[KVFormat, bytes]  # with each narrower KV format that blocks can be sent in
     runner: ModelRunner
     ops: Ops
     max_model_len: int  # prompt and output tokens together
@@ -113,6 +115,7 @@ def load_model(
         layout=layout,
         numerics=numeric_path,
         fingerprint=fingerprint(prepared, layout, fingerprinted_numerics(numeric_path)),
+        narrower_fingerprints=narrower_fingerprints(prepared, layout, fingerprinted_numerics(numeric_path)),
         runner=ModelRunner(transformer, _make_cache(layout, num_blocks, on_device)),
         ops=ops,
         max_model_len=served_len,

@@ -1,10 +1,11 @@
-"""The model fingerprint: two workers may exchange KV blocks only when theirs are equal."""
+"""The model fingerprint: two workers may exchange KV blocks only when theirs are equal, or the sender's would be with
+the receiver's narrower KV format."""
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from hashlib import blake2b
 from struct import pack
 
-from common.kv.layout import KVLayout
+from common.kv.layout import KVFormat, KVLayout
 from common.model.config import ModelConfig
 from common.model.config_json import canonical_json
 from common.model.prepared import PreparedModel
@@ -27,6 +28,14 @@ def fingerprint(prepared: PreparedModel, layout: KVLayout, numerics: str) -> byt
         for part in (name.encode(), value):
             digest.update(pack("<Q", len(part)) + part)
     return digest.digest()
+
+
+def narrower_fingerprints(prepared: PreparedModel, layout: KVLayout, numerics: str) -> dict[KVFormat, bytes]:
+    """What the fingerprint would be with each narrower KV format that blocks of `layout` can be sent in."""
+    narrower = (replace(layout, format=kv_format) for kv_format in KVFormat if kv_format is not layout.format)
+    return {
+        narrow.format: fingerprint(prepared, narrow, numerics) for narrow in narrower if layout.can_be_sent_as(narrow)
+    }
 
 
 def _fields(prepared: PreparedModel, layout: KVLayout, numerics: str) -> tuple[tuple[str, bytes], ...]:

@@ -65,13 +65,25 @@ class Commit(_message.Message):
     num_cached_tokens: int
     def __init__(self, first_token: _Optional[_Union[_types_pb2.OutputToken, _Mapping]] = ..., num_prompt_tokens: _Optional[int] = ..., num_blocks: _Optional[int] = ..., num_cached_tokens: _Optional[int] = ...) -> None: ...
 
+class BlockRange(_message.Message):
+    __slots__ = ("first_block", "num_blocks")
+    FIRST_BLOCK_FIELD_NUMBER: _ClassVar[int]
+    NUM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    first_block: int
+    num_blocks: int
+    def __init__(self, first_block: _Optional[int] = ..., num_blocks: _Optional[int] = ...) -> None: ...
+
 class PushAck(_message.Message):
-    __slots__ = ("sequence_number", "committed")
+    __slots__ = ("sequence_number", "committed", "missing", "damaged")
     SEQUENCE_NUMBER_FIELD_NUMBER: _ClassVar[int]
     COMMITTED_FIELD_NUMBER: _ClassVar[int]
+    MISSING_FIELD_NUMBER: _ClassVar[int]
+    DAMAGED_FIELD_NUMBER: _ClassVar[int]
     sequence_number: int
     committed: bool
-    def __init__(self, sequence_number: _Optional[int] = ..., committed: _Optional[bool] = ...) -> None: ...
+    missing: _containers.RepeatedCompositeFieldContainer[BlockRange]
+    damaged: BlockRange
+    def __init__(self, sequence_number: _Optional[int] = ..., committed: _Optional[bool] = ..., missing: _Optional[_Iterable[_Union[BlockRange, _Mapping]]] = ..., damaged: _Optional[_Union[BlockRange, _Mapping]] = ...) -> None: ...
 
 class GenerateRequest(_message.Message):
     __slots__ = ("request_id", "ticket", "token_ids", "output_token_ids", "sampling", "tenant_salt", "fingerprint", "transfer_id", "generation")
@@ -96,17 +108,19 @@ class GenerateRequest(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., ticket: _Optional[bytes] = ..., token_ids: _Optional[_Iterable[int]] = ..., output_token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_types_pb2.SamplingParams, _Mapping]] = ..., tenant_salt: _Optional[bytes] = ..., fingerprint: _Optional[bytes] = ..., transfer_id: _Optional[bytes] = ..., generation: _Optional[int] = ...) -> None: ...
 
 class GenerateEvent(_message.Message):
-    __slots__ = ("tokens", "finish_reason", "stats")
+    __slots__ = ("tokens", "finish_reason", "stats", "first_position")
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     FINISH_REASON_FIELD_NUMBER: _ClassVar[int]
     STATS_FIELD_NUMBER: _ClassVar[int]
+    FIRST_POSITION_FIELD_NUMBER: _ClassVar[int]
     tokens: _containers.RepeatedCompositeFieldContainer[_types_pb2.OutputToken]
     finish_reason: _types_pb2.FinishReason
     stats: GenerateStats
-    def __init__(self, tokens: _Optional[_Iterable[_Union[_types_pb2.OutputToken, _Mapping]]] = ..., finish_reason: _Optional[_Union[_types_pb2.FinishReason, str]] = ..., stats: _Optional[_Union[GenerateStats, _Mapping]] = ...) -> None: ...
+    first_position: int
+    def __init__(self, tokens: _Optional[_Iterable[_Union[_types_pb2.OutputToken, _Mapping]]] = ..., finish_reason: _Optional[_Union[_types_pb2.FinishReason, str]] = ..., stats: _Optional[_Union[GenerateStats, _Mapping]] = ..., first_position: _Optional[int] = ...) -> None: ...
 
 class GenerateStats(_message.Message):
-    __slots__ = ("num_cached_tokens", "num_computed_prompt_tokens", "queue_s", "prefill_s", "num_preemptions", "num_draft_tokens", "num_accepted_tokens", "num_target_passes")
+    __slots__ = ("num_cached_tokens", "num_computed_prompt_tokens", "queue_s", "prefill_s", "num_preemptions", "num_draft_tokens", "num_accepted_tokens", "num_target_passes", "num_refetched_blocks")
     NUM_CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     NUM_COMPUTED_PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     QUEUE_S_FIELD_NUMBER: _ClassVar[int]
@@ -115,6 +129,7 @@ class GenerateStats(_message.Message):
     NUM_DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     NUM_ACCEPTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     NUM_TARGET_PASSES_FIELD_NUMBER: _ClassVar[int]
+    NUM_REFETCHED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     num_cached_tokens: int
     num_computed_prompt_tokens: int
     queue_s: float
@@ -123,4 +138,5 @@ class GenerateStats(_message.Message):
     num_draft_tokens: int
     num_accepted_tokens: int
     num_target_passes: int
-    def __init__(self, num_cached_tokens: _Optional[int] = ..., num_computed_prompt_tokens: _Optional[int] = ..., queue_s: _Optional[float] = ..., prefill_s: _Optional[float] = ..., num_preemptions: _Optional[int] = ..., num_draft_tokens: _Optional[int] = ..., num_accepted_tokens: _Optional[int] = ..., num_target_passes: _Optional[int] = ...) -> None: ...
+    num_refetched_blocks: int
+    def __init__(self, num_cached_tokens: _Optional[int] = ..., num_computed_prompt_tokens: _Optional[int] = ..., queue_s: _Optional[float] = ..., prefill_s: _Optional[float] = ..., num_preemptions: _Optional[int] = ..., num_draft_tokens: _Optional[int] = ..., num_accepted_tokens: _Optional[int] = ..., num_target_passes: _Optional[int] = ..., num_refetched_blocks: _Optional[int] = ...) -> None: ...

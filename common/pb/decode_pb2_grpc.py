@@ -63,7 +63,8 @@ class DecodeServicer:
         raise NotImplementedError('Method not implemented!')
 
     def PushBlocks(self, request_iterator, context):
-        """Blocks of one transfer, in order, ended by a commit. Every frame is acknowledged.
+        """Blocks of one transfer and their commit. Every frame is acknowledged with what did not arrive whole, to be sent
+        again; repeated and reordered frames change nothing. Ends with the acknowledged commit.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -71,7 +72,8 @@ class DecodeServicer:
 
     def Generate(self, request, context):
         """Tokens of one sequence. With a ticket the stream waits for the commit; without one decode computes
-        the prompt itself. Cancelling the call ends the sequence within one step.
+        the prompt itself. While there is no token to tell, an empty event every second in which the engine
+        has stepped: a stream without it stands still. Cancelling the call ends the sequence within one step.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

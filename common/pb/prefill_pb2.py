@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from common.pb import types_pb2 as common_dot_pb_dot_types__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17\x63ommon/pb/prefill.proto\x12\x0ctwostroke.v1\x1a\x15\x63ommon/pb/types.proto\"\xfb\x01\n\x0ePrefillRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x13\n\x0btransfer_id\x18\x02 \x01(\x0c\x12\x12\n\ngeneration\x18\x03 \x01(\r\x12\x13\n\x0b\x66ingerprint\x18\x04 \x01(\x0c\x12\x11\n\ttoken_ids\x18\x05 \x03(\r\x12.\n\x08sampling\x18\x06 \x01(\x0b\x32\x1c.twostroke.v1.SamplingParams\x12\x13\n\x0btenant_salt\x18\x07 \x01(\x0c\x12\x16\n\x0e\x64\x65\x63ode_address\x18\x08 \x01(\t\x12\x0e\n\x06ticket\x18\t \x01(\x0c\x12\x17\n\x0fnum_held_blocks\x18\n \x01(\r\"w\n\x0cPrefillEvent\x12/\n\x0b\x66irst_token\x18\x01 \x01(\x0b\x32\x18.twostroke.v1.FirstTokenH\x00\x12-\n\nhanded_off\x18\x02 \x01(\x0b\x32\x17.twostroke.v1.HandedOffH\x00\x42\x07\n\x05\x65vent\"\xa8\x01\n\nFirstToken\x12(\n\x05token\x18\x01 \x01(\x0b\x32\x19.twostroke.v1.OutputToken\x12\x31\n\rfinish_reason\x18\x02 \x01(\x0e\x32\x1a.twostroke.v1.FinishReason\x12\x19\n\x11num_cached_tokens\x18\x03 \x01(\r\x12\x0f\n\x07queue_s\x18\x04 \x01(\x01\x12\x11\n\tprefill_s\x18\x05 \x01(\x01\"\\\n\tHandedOff\x12\x19\n\x11num_blocks_pushed\x18\x01 \x01(\r\x12\x18\n\x10num_bytes_pushed\x18\x02 \x01(\x04\x12\x1a\n\x12\x65xposed_transfer_s\x18\x03 \x01(\x01\x32L\n\x07Prefill\x12\x41\n\x03Run\x12\x1c.twostroke.v1.PrefillRequest\x1a\x1a.twostroke.v1.PrefillEvent0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17\x63ommon/pb/prefill.proto\x12\x0ctwostroke.v1\x1a\x15\x63ommon/pb/types.proto\"\x95\x02\n\x0ePrefillRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x13\n\x0btransfer_id\x18\x02 \x01(\x0c\x12\x12\n\ngeneration\x18\x03 \x01(\r\x12\x13\n\x0b\x66ingerprint\x18\x04 \x01(\x0c\x12\x11\n\ttoken_ids\x18\x05 \x03(\r\x12.\n\x08sampling\x18\x06 \x01(\x0b\x32\x1c.twostroke.v1.SamplingParams\x12\x13\n\x0btenant_salt\x18\x07 \x01(\x0c\x12\x16\n\x0e\x64\x65\x63ode_address\x18\x08 \x01(\t\x12\x0e\n\x06ticket\x18\t \x01(\x0c\x12\x17\n\x0fnum_held_blocks\x18\n \x01(\r\x12\x18\n\x10output_token_ids\x18\x0b \x03(\r\"\xa3\x01\n\x0cPrefillEvent\x12/\n\x0b\x66irst_token\x18\x01 \x01(\x0b\x32\x18.twostroke.v1.FirstTokenH\x00\x12-\n\nhanded_off\x18\x02 \x01(\x0b\x32\x17.twostroke.v1.HandedOffH\x00\x12*\n\x08progress\x18\x03 \x01(\x0b\x32\x16.twostroke.v1.ProgressH\x00\x42\x07\n\x05\x65vent\"\n\n\x08Progress\"\xa8\x01\n\nFirstToken\x12(\n\x05token\x18\x01 \x01(\x0b\x32\x19.twostroke.v1.OutputToken\x12\x31\n\rfinish_reason\x18\x02 \x01(\x0e\x32\x1a.twostroke.v1.FinishReason\x12\x19\n\x11num_cached_tokens\x18\x03 \x01(\r\x12\x0f\n\x07queue_s\x18\x04 \x01(\x01\x12\x11\n\tprefill_s\x18\x05 \x01(\x01\"\\\n\tHandedOff\x12\x19\n\x11num_blocks_pushed\x18\x01 \x01(\r\x12\x18\n\x10num_bytes_pushed\x18\x02 \x01(\x04\x12\x1a\n\x12\x65xposed_transfer_s\x18\x03 \x01(\x01\x32L\n\x07Prefill\x12\x41\n\x03Run\x12\x1c.twostroke.v1.PrefillRequest\x1a\x1a.twostroke.v1.PrefillEvent0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,13 +33,15 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'common.pb.prefill_pb2', _gl
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_PREFILLREQUEST']._serialized_start=65
-  _globals['_PREFILLREQUEST']._serialized_end=316
-  _globals['_PREFILLEVENT']._serialized_start=318
-  _globals['_PREFILLEVENT']._serialized_end=437
-  _globals['_FIRSTTOKEN']._serialized_start=440
-  _globals['_FIRSTTOKEN']._serialized_end=608
-  _globals['_HANDEDOFF']._serialized_start=610
-  _globals['_HANDEDOFF']._serialized_end=702
-  _globals['_PREFILL']._serialized_start=704
-  _globals['_PREFILL']._serialized_end=780
+  _globals['_PREFILLREQUEST']._serialized_end=342
+  _globals['_PREFILLEVENT']._serialized_start=345
+  _globals['_PREFILLEVENT']._serialized_end=508
+  _globals['_PROGRESS']._serialized_start=510
+  _globals['_PROGRESS']._serialized_end=520
+  _globals['_FIRSTTOKEN']._serialized_start=523
+  _globals['_FIRSTTOKEN']._serialized_end=691
+  _globals['_HANDEDOFF']._serialized_start=693
+  _globals['_HANDEDOFF']._serialized_end=785
+  _globals['_PREFILL']._serialized_start=787
+  _globals['_PREFILL']._serialized_end=863
 # @@protoc_insertion_point(module_scope)

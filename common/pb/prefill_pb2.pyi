@@ -8,7 +8,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class PrefillRequest(_message.Message):
-    __slots__ = ("request_id", "transfer_id", "generation", "fingerprint", "token_ids", "sampling", "tenant_salt", "decode_address", "ticket", "num_held_blocks")
+    __slots__ = ("request_id", "transfer_id", "generation", "fingerprint", "token_ids", "sampling", "tenant_salt", "decode_address", "ticket", "num_held_blocks", "output_token_ids")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     TRANSFER_ID_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
@@ -19,6 +19,7 @@ class PrefillRequest(_message.Message):
     DECODE_ADDRESS_FIELD_NUMBER: _ClassVar[int]
     TICKET_FIELD_NUMBER: _ClassVar[int]
     NUM_HELD_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    OUTPUT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     transfer_id: bytes
     generation: int
@@ -29,15 +30,22 @@ class PrefillRequest(_message.Message):
     decode_address: str
     ticket: bytes
     num_held_blocks: int
-    def __init__(self, request_id: _Optional[str] = ..., transfer_id: _Optional[bytes] = ..., generation: _Optional[int] = ..., fingerprint: _Optional[bytes] = ..., token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_types_pb2.SamplingParams, _Mapping]] = ..., tenant_salt: _Optional[bytes] = ..., decode_address: _Optional[str] = ..., ticket: _Optional[bytes] = ..., num_held_blocks: _Optional[int] = ...) -> None: ...
+    output_token_ids: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, request_id: _Optional[str] = ..., transfer_id: _Optional[bytes] = ..., generation: _Optional[int] = ..., fingerprint: _Optional[bytes] = ..., token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_types_pb2.SamplingParams, _Mapping]] = ..., tenant_salt: _Optional[bytes] = ..., decode_address: _Optional[str] = ..., ticket: _Optional[bytes] = ..., num_held_blocks: _Optional[int] = ..., output_token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class PrefillEvent(_message.Message):
-    __slots__ = ("first_token", "handed_off")
+    __slots__ = ("first_token", "handed_off", "progress")
     FIRST_TOKEN_FIELD_NUMBER: _ClassVar[int]
     HANDED_OFF_FIELD_NUMBER: _ClassVar[int]
+    PROGRESS_FIELD_NUMBER: _ClassVar[int]
     first_token: FirstToken
     handed_off: HandedOff
-    def __init__(self, first_token: _Optional[_Union[FirstToken, _Mapping]] = ..., handed_off: _Optional[_Union[HandedOff, _Mapping]] = ...) -> None: ...
+    progress: Progress
+    def __init__(self, first_token: _Optional[_Union[FirstToken, _Mapping]] = ..., handed_off: _Optional[_Union[HandedOff, _Mapping]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ...) -> None: ...
+
+class Progress(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
 
 class FirstToken(_message.Message):
     __slots__ = ("token", "finish_reason", "num_cached_tokens", "queue_s", "prefill_s")

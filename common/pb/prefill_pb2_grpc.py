@@ -46,7 +46,8 @@ class PrefillServicer:
 
     def Run(self, request, context):
         """One PrefillJob. The stream is: one FirstToken, then (unless that token ended the request) one
-        HandedOff. Cancelling the call cancels the job within one chunk.
+        HandedOff; while nothing else is to be told, a Progress every second in which there was some. Cancelling
+        the call cancels the job within one chunk.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

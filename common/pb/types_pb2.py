@@ -24,27 +24,31 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15\x63ommon/pb/types.proto\x12\x0ctwostroke.v1\"j\n\x08KVLayout\x12\x0e\n\x06\x66ormat\x18\x01 \x01(\t\x12\x12\n\nblock_size\x18\x02 \x01(\r\x12\x12\n\nnum_layers\x18\x03 \x01(\r\x12\x14\n\x0cnum_kv_heads\x18\x04 \x01(\r\x12\x10\n\x08head_dim\x18\x05 \x01(\r\"\xc4\x01\n\rModelIdentity\x12\x12\n\nmodel_name\x18\x01 \x01(\t\x12\x13\n\x0b\x66ingerprint\x18\x02 \x01(\x0c\x12&\n\x06layout\x18\x03 \x01(\x0b\x32\x16.twostroke.v1.KVLayout\x12\x10\n\x08numerics\x18\x04 \x01(\t\x12\r\n\x05\x65xact\x18\x05 \x01(\x08\x12\x16\n\x0einexact_reason\x18\x06 \x01(\t\x12\x15\n\rmax_model_len\x18\x07 \x01(\r\x12\x12\n\nvocab_size\x18\x08 \x01(\r\"\x91\x03\n\x0eSamplingParams\x12\x0c\n\x04seed\x18\x01 \x01(\x04\x12\x12\n\nmax_tokens\x18\x02 \x01(\r\x12\x13\n\x0btemperature\x18\x03 \x01(\x01\x12\r\n\x05top_p\x18\x04 \x01(\x01\x12\r\n\x05top_k\x18\x05 \x01(\r\x12\r\n\x05min_p\x18\x06 \x01(\x01\x12\x18\n\x10presence_penalty\x18\x07 \x01(\x01\x12\x19\n\x11\x66requency_penalty\x18\x08 \x01(\x01\x12\x1a\n\x12repetition_penalty\x18\t \x01(\x01\x12?\n\nlogit_bias\x18\n \x03(\x0b\x32+.twostroke.v1.SamplingParams.LogitBiasEntry\x12\x16\n\x0estop_token_ids\x18\x0b \x03(\r\x12\x19\n\x0cnum_logprobs\x18\x0c \x01(\rH\x00\x88\x01\x01\x12\x13\n\x0bspeculation\x18\r \x01(\x08\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x42\x0f\n\r_num_logprobs\"1\n\x0cTokenLogprob\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x0f\n\x07logprob\x18\x02 \x01(\x01\"s\n\x0bOutputToken\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x14\n\x07logprob\x18\x02 \x01(\x01H\x00\x88\x01\x01\x12\x30\n\x0ctop_logprobs\x18\x03 \x03(\x0b\x32\x1a.twostroke.v1.TokenLogprobB\n\n\x08_logprob*_\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15\x63ommon/pb/types.proto\x12\x0ctwostroke.v1\"j\n\x08KVLayout\x12\x0e\n\x06\x66ormat\x18\x01 \x01(\t\x12\x12\n\nblock_size\x18\x02 \x01(\r\x12\x12\n\nnum_layers\x18\x03 \x01(\r\x12\x14\n\x0cnum_kv_heads\x18\x04 \x01(\r\x12\x10\n\x08head_dim\x18\x05 \x01(\r\"\xd7\x02\n\rModelIdentity\x12\x12\n\nmodel_name\x18\x01 \x01(\t\x12\x13\n\x0b\x66ingerprint\x18\x02 \x01(\x0c\x12&\n\x06layout\x18\x03 \x01(\x0b\x32\x16.twostroke.v1.KVLayout\x12\x10\n\x08numerics\x18\x04 \x01(\t\x12\r\n\x05\x65xact\x18\x05 \x01(\x08\x12\x16\n\x0einexact_reason\x18\x06 \x01(\t\x12\x15\n\rmax_model_len\x18\x07 \x01(\r\x12\x12\n\nvocab_size\x18\x08 \x01(\r\x12T\n\x15narrower_fingerprints\x18\t \x03(\x0b\x32\x35.twostroke.v1.ModelIdentity.NarrowerFingerprintsEntry\x1a;\n\x19NarrowerFingerprintsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x0c:\x02\x38\x01\"\x91\x03\n\x0eSamplingParams\x12\x0c\n\x04seed\x18\x01 \x01(\x04\x12\x12\n\nmax_tokens\x18\x02 \x01(\r\x12\x13\n\x0btemperature\x18\x03 \x01(\x01\x12\r\n\x05top_p\x18\x04 \x01(\x01\x12\r\n\x05top_k\x18\x05 \x01(\r\x12\r\n\x05min_p\x18\x06 \x01(\x01\x12\x18\n\x10presence_penalty\x18\x07 \x01(\x01\x12\x19\n\x11\x66requency_penalty\x18\x08 \x01(\x01\x12\x1a\n\x12repetition_penalty\x18\t \x01(\x01\x12?\n\nlogit_bias\x18\n \x03(\x0b\x32+.twostroke.v1.SamplingParams.LogitBiasEntry\x12\x16\n\x0estop_token_ids\x18\x0b \x03(\r\x12\x19\n\x0cnum_logprobs\x18\x0c \x01(\rH\x00\x88\x01\x01\x12\x13\n\x0bspeculation\x18\r \x01(\x08\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x42\x0f\n\r_num_logprobs\"1\n\x0cTokenLogprob\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x0f\n\x07logprob\x18\x02 \x01(\x01\"s\n\x0bOutputToken\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x14\n\x07logprob\x18\x02 \x01(\x01H\x00\x88\x01\x01\x12\x30\n\x0ctop_logprobs\x18\x03 \x03(\x0b\x32\x1a.twostroke.v1.TokenLogprobB\n\n\x08_logprob*_\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'common.pb.types_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
+  _globals['_MODELIDENTITY_NARROWERFINGERPRINTSENTRY']._loaded_options = None
+  _globals['_MODELIDENTITY_NARROWERFINGERPRINTSENTRY']._serialized_options = b'8\001'
   _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._loaded_options = None
   _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_options = b'8\001'
-  _globals['_FINISHREASON']._serialized_start=918
-  _globals['_FINISHREASON']._serialized_end=1013
+  _globals['_FINISHREASON']._serialized_start=1065
+  _globals['_FINISHREASON']._serialized_end=1160
   _globals['_KVLAYOUT']._serialized_start=39
   _globals['_KVLAYOUT']._serialized_end=145
   _globals['_MODELIDENTITY']._serialized_start=148
-  _globals['_MODELIDENTITY']._serialized_end=344
-  _globals['_SAMPLINGPARAMS']._serialized_start=347
-  _globals['_SAMPLINGPARAMS']._serialized_end=748
-  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_start=683
-  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_end=731
-  _globals['_TOKENLOGPROB']._serialized_start=750
-  _globals['_TOKENLOGPROB']._serialized_end=799
-  _globals['_OUTPUTTOKEN']._serialized_start=801
-  _globals['_OUTPUTTOKEN']._serialized_end=916
+  _globals['_MODELIDENTITY']._serialized_end=491
+  _globals['_MODELIDENTITY_NARROWERFINGERPRINTSENTRY']._serialized_start=432
+  _globals['_MODELIDENTITY_NARROWERFINGERPRINTSENTRY']._serialized_end=491
+  _globals['_SAMPLINGPARAMS']._serialized_start=494
+  _globals['_SAMPLINGPARAMS']._serialized_end=895
+  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_start=830
+  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_end=878
+  _globals['_TOKENLOGPROB']._serialized_start=897
+  _globals['_TOKENLOGPROB']._serialized_end=946
+  _globals['_OUTPUTTOKEN']._serialized_start=948
+  _globals['_OUTPUTTOKEN']._serialized_end=1063
 # @@protoc_insertion_point(module_scope)

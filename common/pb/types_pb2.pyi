@@ -31,7 +31,14 @@ class KVLayout(_message.Message):
     def __init__(self, format: _Optional[str] = ..., block_size: _Optional[int] = ..., num_layers: _Optional[int] = ..., num_kv_heads: _Optional[int] = ..., head_dim: _Optional[int] = ...) -> None: ...
 
 class ModelIdentity(_message.Message):
-    __slots__ = ("model_name", "fingerprint", "layout", "numerics", "exact", "inexact_reason", "max_model_len", "vocab_size")
+    __slots__ = ("model_name", "fingerprint", "layout", "numerics", "exact", "inexact_reason", "max_model_len", "vocab_size", "narrower_fingerprints")
+    class NarrowerFingerprintsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: bytes
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[bytes] = ...) -> None: ...
     MODEL_NAME_FIELD_NUMBER: _ClassVar[int]
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     LAYOUT_FIELD_NUMBER: _ClassVar[int]
@@ -40,6 +47,7 @@ class ModelIdentity(_message.Message):
     INEXACT_REASON_FIELD_NUMBER: _ClassVar[int]
     MAX_MODEL_LEN_FIELD_NUMBER: _ClassVar[int]
     VOCAB_SIZE_FIELD_NUMBER: _ClassVar[int]
+    NARROWER_FINGERPRINTS_FIELD_NUMBER: _ClassVar[int]
     model_name: str
     fingerprint: bytes
     layout: KVLayout
@@ -48,7 +56,8 @@ class ModelIdentity(_message.Message):
     inexact_reason: str
     max_model_len: int
     vocab_size: int
-    def __init__(self, model_name: _Optional[str] = ..., fingerprint: _Optional[bytes] = ..., layout: _Optional[_Union[KVLayout, _Mapping]] = ..., numerics: _Optional[str] = ..., exact: _Optional[bool] = ..., inexact_reason: _Optional[str] = ..., max_model_len: _Optional[int] = ..., vocab_size: _Optional[int] = ...) -> None: ...
+    narrower_fingerprints: _containers.ScalarMap[str, bytes]
+    def __init__(self, model_name: _Optional[str] = ..., fingerprint: _Optional[bytes] = ..., layout: _Optional[_Union[KVLayout, _Mapping]] = ..., numerics: _Optional[str] = ..., exact: _Optional[bool] = ..., inexact_reason: _Optional[str] = ..., max_model_len: _Optional[int] = ..., vocab_size: _Optional[int] = ..., narrower_fingerprints: _Optional[_Mapping[str, bytes]] = ...) -> None: ...
 
 class SamplingParams(_message.Message):
     __slots__ = ("seed", "max_tokens", "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias", "stop_token_ids", "num_logprobs", "speculation")

@@ -25,15 +25,15 @@ _sym_db = _symbol_database.Default()
 from common.pb import types_pb2 as common_dot_pb_dot_types__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16\x63ommon/pb/worker.proto\x12\x0ctwostroke.v1\x1a\x15\x63ommon/pb/types.proto\"\x11\n\x0f\x44\x65scribeRequest\"\xc6\x01\n\nWorkerInfo\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12 \n\x04role\x18\x02 \x01(\x0e\x32\x12.twostroke.v1.Role\x12\x13\n\x0bincarnation\x18\x03 \x01(\x0c\x12-\n\x08identity\x18\x04 \x01(\x0b\x32\x1b.twostroke.v1.ModelIdentity\x12\x14\n\x0ctotal_blocks\x18\x05 \x01(\r\x12\x18\n\x10tokenizer_digest\x18\x06 \x01(\x0c\x12\x0f\n\x07\x62\x61\x63kend\x18\x07 \x01(\t\")\n\x12WatchStatusRequest\x12\x13\n\x0binterval_ms\x18\x01 \x01(\r\"\xa9\x03\n\x0cWorkerStatus\x12\x13\n\x0bincarnation\x18\x01 \x01(\x0c\x12\x13\n\x0bis_draining\x18\x02 \x01(\x08\x12\x13\n\x0b\x66ree_blocks\x18\x03 \x01(\r\x12\x15\n\rcached_blocks\x18\x04 \x01(\r\x12\x17\n\x0freserved_blocks\x18\x05 \x01(\r\x12\x13\n\x0bnum_running\x18\x06 \x01(\r\x12\x13\n\x0bnum_waiting\x18\x07 \x01(\r\x12\x15\n\rqueued_tokens\x18\x08 \x01(\r\x12\x1e\n\x16\x63omputed_prompt_tokens\x18\t \x01(\x04\x12\x1c\n\x14\x63\x61\x63hed_prompt_tokens\x18\n \x01(\x04\x12\x15\n\routput_tokens\x18\x0b \x01(\x04\x12\x11\n\tnum_steps\x18\x0c \x01(\x04\x12\x16\n\x0ekv_bytes_moved\x18\r \x01(\x04\x12\x17\n\x0fnum_preemptions\x18\x0e \x01(\x04\x12\x18\n\x10num_draft_tokens\x18\x0f \x01(\x04\x12\x1b\n\x13num_accepted_tokens\x18\x10 \x01(\x04\x12\x19\n\x11peak_memory_bytes\x18\x11 \x01(\x04\"\x15\n\x13GetTokenizerRequest\"1\n\x0eTokenizerChunk\x12\x11\n\tfile_name\x18\x01 \x01(\t\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c\"9\n\x0eReleaseRequest\x12\x13\n\x0btransfer_id\x18\x01 \x01(\x0c\x12\x12\n\ngeneration\x18\x02 \x01(\r\"$\n\x0cReleaseReply\x12\x14\n\x0c\x66reed_blocks\x18\x01 \x01(\r*?\n\x04Role\x12\x14\n\x10ROLE_UNSPECIFIED\x10\x00\x12\x10\n\x0cROLE_PREFILL\x10\x01\x12\x0f\n\x0bROLE_DECODE\x10\x02\x32\xb4\x02\n\x06Worker\x12\x43\n\x08\x44\x65scribe\x12\x1d.twostroke.v1.DescribeRequest\x1a\x18.twostroke.v1.WorkerInfo\x12M\n\x0bWatchStatus\x12 .twostroke.v1.WatchStatusRequest\x1a\x1a.twostroke.v1.WorkerStatus0\x01\x12Q\n\x0cGetTokenizer\x12!.twostroke.v1.GetTokenizerRequest\x1a\x1c.twostroke.v1.TokenizerChunk0\x01\x12\x43\n\x07Release\x12\x1c.twostroke.v1.ReleaseRequest\x1a\x1a.twostroke.v1.ReleaseReplyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16\x63ommon/pb/worker.proto\x12\x0ctwostroke.v1\x1a\x15\x63ommon/pb/types.proto\"\x11\n\x0f\x44\x65scribeRequest\"\xc6\x01\n\nWorkerInfo\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12 \n\x04role\x18\x02 \x01(\x0e\x32\x12.twostroke.v1.Role\x12\x13\n\x0bincarnation\x18\x03 \x01(\x0c\x12-\n\x08identity\x18\x04 \x01(\x0b\x32\x1b.twostroke.v1.ModelIdentity\x12\x14\n\x0ctotal_blocks\x18\x05 \x01(\r\x12\x18\n\x10tokenizer_digest\x18\x06 \x01(\x0c\x12\x0f\n\x07\x62\x61\x63kend\x18\x07 \x01(\t\")\n\x12WatchStatusRequest\x12\x13\n\x0binterval_ms\x18\x01 \x01(\r\"\xc7\x03\n\x0cWorkerStatus\x12\x13\n\x0bincarnation\x18\x01 \x01(\x0c\x12\x13\n\x0bis_draining\x18\x02 \x01(\x08\x12\x13\n\x0b\x66ree_blocks\x18\x03 \x01(\r\x12\x15\n\rcached_blocks\x18\x04 \x01(\r\x12\x17\n\x0freserved_blocks\x18\x05 \x01(\r\x12\x13\n\x0bnum_running\x18\x06 \x01(\r\x12\x13\n\x0bnum_waiting\x18\x07 \x01(\r\x12\x15\n\rqueued_tokens\x18\x08 \x01(\r\x12\x1e\n\x16\x63omputed_prompt_tokens\x18\t \x01(\x04\x12\x1c\n\x14\x63\x61\x63hed_prompt_tokens\x18\n \x01(\x04\x12\x15\n\routput_tokens\x18\x0b \x01(\x04\x12\x11\n\tnum_steps\x18\x0c \x01(\x04\x12\x16\n\x0ekv_bytes_moved\x18\r \x01(\x04\x12\x17\n\x0fnum_preemptions\x18\x0e \x01(\x04\x12\x18\n\x10num_draft_tokens\x18\x0f \x01(\x04\x12\x1b\n\x13num_accepted_tokens\x18\x10 \x01(\x04\x12\x19\n\x11peak_memory_bytes\x18\x11 \x01(\x04\x12\x1c\n\x14num_refetched_blocks\x18\x12 \x01(\x04\"\x15\n\x13GetTokenizerRequest\"1\n\x0eTokenizerChunk\x12\x11\n\tfile_name\x18\x01 \x01(\t\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c\"9\n\x0eReleaseRequest\x12\x13\n\x0btransfer_id\x18\x01 \x01(\x0c\x12\x12\n\ngeneration\x18\x02 \x01(\r\"$\n\x0cReleaseReply\x12\x14\n\x0c\x66reed_blocks\x18\x01 \x01(\r\"\x0e\n\x0c\x44rainRequest\"\x1d\n\nDrainReply\x12\x0f\n\x07grace_s\x18\x01 \x01(\x01\"(\n\x10\x43ountHeldRequest\x12\x14\n\x0c\x62lock_hashes\x18\x01 \x03(\x0c\")\n\x0e\x43ountHeldReply\x12\x17\n\x0fnum_held_blocks\x18\x01 \x01(\r*?\n\x04Role\x12\x14\n\x10ROLE_UNSPECIFIED\x10\x00\x12\x10\n\x0cROLE_PREFILL\x10\x01\x12\x0f\n\x0bROLE_DECODE\x10\x02\x32\xbe\x03\n\x06Worker\x12\x43\n\x08\x44\x65scribe\x12\x1d.twostroke.v1.DescribeRequest\x1a\x18.twostroke.v1.WorkerInfo\x12M\n\x0bWatchStatus\x12 .twostroke.v1.WatchStatusRequest\x1a\x1a.twostroke.v1.WorkerStatus0\x01\x12Q\n\x0cGetTokenizer\x12!.twostroke.v1.GetTokenizerRequest\x1a\x1c.twostroke.v1.TokenizerChunk0\x01\x12\x43\n\x07Release\x12\x1c.twostroke.v1.ReleaseRequest\x1a\x1a.twostroke.v1.ReleaseReply\x12=\n\x05\x44rain\x12\x1a.twostroke.v1.DrainRequest\x1a\x18.twostroke.v1.DrainReply\x12I\n\tCountHeld\x12\x1e.twostroke.v1.CountHeldRequest\x1a\x1c.twostroke.v1.CountHeldReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'common.pb.worker_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_ROLE']._serialized_start=925
-  _globals['_ROLE']._serialized_end=988
+  _globals['_ROLE']._serialized_start=1087
+  _globals['_ROLE']._serialized_end=1150
   _globals['_DESCRIBEREQUEST']._serialized_start=63
   _globals['_DESCRIBEREQUEST']._serialized_end=80
   _globals['_WORKERINFO']._serialized_start=83
@@ -41,15 +41,23 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_WATCHSTATUSREQUEST']._serialized_start=283
   _globals['_WATCHSTATUSREQUEST']._serialized_end=324
   _globals['_WORKERSTATUS']._serialized_start=327
-  _globals['_WORKERSTATUS']._serialized_end=752
-  _globals['_GETTOKENIZERREQUEST']._serialized_start=754
-  _globals['_GETTOKENIZERREQUEST']._serialized_end=775
-  _globals['_TOKENIZERCHUNK']._serialized_start=777
-  _globals['_TOKENIZERCHUNK']._serialized_end=826
-  _globals['_RELEASEREQUEST']._serialized_start=828
-  _globals['_RELEASEREQUEST']._serialized_end=885
-  _globals['_RELEASEREPLY']._serialized_start=887
-  _globals['_RELEASEREPLY']._serialized_end=923
-  _globals['_WORKER']._serialized_start=991
-  _globals['_WORKER']._serialized_end=1299
+  _globals['_WORKERSTATUS']._serialized_end=782
+  _globals['_GETTOKENIZERREQUEST']._serialized_start=784
+  _globals['_GETTOKENIZERREQUEST']._serialized_end=805
+  _globals['_TOKENIZERCHUNK']._serialized_start=807
+  _globals['_TOKENIZERCHUNK']._serialized_end=856
+  _globals['_RELEASEREQUEST']._serialized_start=858
+  _globals['_RELEASEREQUEST']._serialized_end=915
+  _globals['_RELEASEREPLY']._serialized_start=917
+  _globals['_RELEASEREPLY']._serialized_end=953
+  _globals['_DRAINREQUEST']._serialized_start=955
+  _globals['_DRAINREQUEST']._serialized_end=969
+  _globals['_DRAINREPLY']._serialized_start=971
+  _globals['_DRAINREPLY']._serialized_end=1000
+  _globals['_COUNTHELDREQUEST']._serialized_start=1002
+  _globals['_COUNTHELDREQUEST']._serialized_end=1042
+  _globals['_COUNTHELDREPLY']._serialized_start=1044
+  _globals['_COUNTHELDREPLY']._serialized_end=1085
+  _globals['_WORKER']._serialized_start=1153
+  _globals['_WORKER']._serialized_end=1599
 # @@protoc_insertion_point(module_scope)

@@ -1,8 +1,9 @@
 from common.pb import types_pb2 as _types_pb2
+from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
-from collections.abc import Mapping as _Mapping
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
 from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
@@ -45,7 +46,7 @@ class WatchStatusRequest(_message.Message):
     def __init__(self, interval_ms: _Optional[int] = ...) -> None: ...
 
 class WorkerStatus(_message.Message):
-    __slots__ = ("incarnation", "is_draining", "free_blocks", "cached_blocks", "reserved_blocks", "num_running", "num_waiting", "queued_tokens", "computed_prompt_tokens", "cached_prompt_tokens", "output_tokens", "num_steps", "kv_bytes_moved", "num_preemptions", "num_draft_tokens", "num_accepted_tokens", "peak_memory_bytes")
+    __slots__ = ("incarnation", "is_draining", "free_blocks", "cached_blocks", "reserved_blocks", "num_running", "num_waiting", "queued_tokens", "computed_prompt_tokens", "cached_prompt_tokens", "output_tokens", "num_steps", "kv_bytes_moved", "num_preemptions", "num_draft_tokens", "num_accepted_tokens", "peak_memory_bytes", "num_refetched_blocks")
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     IS_DRAINING_FIELD_NUMBER: _ClassVar[int]
     FREE_BLOCKS_FIELD_NUMBER: _ClassVar[int]
@@ -63,6 +64,7 @@ class WorkerStatus(_message.Message):
     NUM_DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     NUM_ACCEPTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     PEAK_MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
+    NUM_REFETCHED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     incarnation: bytes
     is_draining: bool
     free_blocks: int
@@ -80,7 +82,8 @@ class WorkerStatus(_message.Message):
     num_draft_tokens: int
     num_accepted_tokens: int
     peak_memory_bytes: int
-    def __init__(self, incarnation: _Optional[bytes] = ..., is_draining: _Optional[bool] = ..., free_blocks: _Optional[int] = ..., cached_blocks: _Optional[int] = ..., reserved_blocks: _Optional[int] = ..., num_running: _Optional[int] = ..., num_waiting: _Optional[int] = ..., queued_tokens: _Optional[int] = ..., computed_prompt_tokens: _Optional[int] = ..., cached_prompt_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ..., num_steps: _Optional[int] = ..., kv_bytes_moved: _Optional[int] = ..., num_preemptions: _Optional[int] = ..., num_draft_tokens: _Optional[int] = ..., num_accepted_tokens: _Optional[int] = ..., peak_memory_bytes: _Optional[int] = ...) -> None: ...
+    num_refetched_blocks: int
+    def __init__(self, incarnation: _Optional[bytes] = ..., is_draining: _Optional[bool] = ..., free_blocks: _Optional[int] = ..., cached_blocks: _Optional[int] = ..., reserved_blocks: _Optional[int] = ..., num_running: _Optional[int] = ..., num_waiting: _Optional[int] = ..., queued_tokens: _Optional[int] = ..., computed_prompt_tokens: _Optional[int] = ..., cached_prompt_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ..., num_steps: _Optional[int] = ..., kv_bytes_moved: _Optional[int] = ..., num_preemptions: _Optional[int] = ..., num_draft_tokens: _Optional[int] = ..., num_accepted_tokens: _Optional[int] = ..., peak_memory_bytes: _Optional[int] = ..., num_refetched_blocks: _Optional[int] = ...) -> None: ...
 
 class GetTokenizerRequest(_message.Message):
     __slots__ = ()
@@ -107,3 +110,25 @@ class ReleaseReply(_message.Message):
     FREED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     freed_blocks: int
     def __init__(self, freed_blocks: _Optional[int] = ...) -> None: ...
+
+class DrainRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class DrainReply(_message.Message):
+    __slots__ = ("grace_s",)
+    GRACE_S_FIELD_NUMBER: _ClassVar[int]
+    grace_s: float
+    def __init__(self, grace_s: _Optional[float] = ...) -> None: ...
+
+class CountHeldRequest(_message.Message):
+    __slots__ = ("block_hashes",)
+    BLOCK_HASHES_FIELD_NUMBER: _ClassVar[int]
+    block_hashes: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, block_hashes: _Optional[_Iterable[bytes]] = ...) -> None: ...
+
+class CountHeldReply(_message.Message):
+    __slots__ = ("num_held_blocks",)
+    NUM_HELD_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    num_held_blocks: int
+    def __init__(self, num_held_blocks: _Optional[int] = ...) -> None: ...

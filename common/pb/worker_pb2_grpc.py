@@ -54,6 +54,16 @@ class WorkerStub:
                 request_serializer=common_dot_pb_dot_worker__pb2.ReleaseRequest.SerializeToString,
                 response_deserializer=common_dot_pb_dot_worker__pb2.ReleaseReply.FromString,
                 _registered_method=True)
+        self.Drain = channel.unary_unary(
+                '/twostroke.v1.Worker/Drain',
+                request_serializer=common_dot_pb_dot_worker__pb2.DrainRequest.SerializeToString,
+                response_deserializer=common_dot_pb_dot_worker__pb2.DrainReply.FromString,
+                _registered_method=True)
+        self.CountHeld = channel.unary_unary(
+                '/twostroke.v1.Worker/CountHeld',
+                request_serializer=common_dot_pb_dot_worker__pb2.CountHeldRequest.SerializeToString,
+                response_deserializer=common_dot_pb_dot_worker__pb2.CountHeldReply.FromString,
+                _registered_method=True)
 
 
 class WorkerServicer:
@@ -87,6 +97,20 @@ class WorkerServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Drain(self, request, context):
+        """Takes no new work from now on, ends what it has, then exits with 0. Answers at once; idempotent.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def CountHeld(self, request, context):
+        """How much of a text is held here now, for a request that must find another place.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_WorkerServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -109,6 +133,16 @@ def add_WorkerServicer_to_server(servicer, server):
                     servicer.Release,
                     request_deserializer=common_dot_pb_dot_worker__pb2.ReleaseRequest.FromString,
                     response_serializer=common_dot_pb_dot_worker__pb2.ReleaseReply.SerializeToString,
+            ),
+            'Drain': grpc.unary_unary_rpc_method_handler(
+                    servicer.Drain,
+                    request_deserializer=common_dot_pb_dot_worker__pb2.DrainRequest.FromString,
+                    response_serializer=common_dot_pb_dot_worker__pb2.DrainReply.SerializeToString,
+            ),
+            'CountHeld': grpc.unary_unary_rpc_method_handler(
+                    servicer.CountHeld,
+                    request_deserializer=common_dot_pb_dot_worker__pb2.CountHeldRequest.FromString,
+                    response_serializer=common_dot_pb_dot_worker__pb2.CountHeldReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -219,6 +253,60 @@ class Worker:
             '/twostroke.v1.Worker/Release',
             common_dot_pb_dot_worker__pb2.ReleaseRequest.SerializeToString,
             common_dot_pb_dot_worker__pb2.ReleaseReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Drain(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/twostroke.v1.Worker/Drain',
+            common_dot_pb_dot_worker__pb2.DrainRequest.SerializeToString,
+            common_dot_pb_dot_worker__pb2.DrainReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CountHeld(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/twostroke.v1.Worker/CountHeld',
+            common_dot_pb_dot_worker__pb2.CountHeldRequest.SerializeToString,
+            common_dot_pb_dot_worker__pb2.CountHeldReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -7,6 +7,7 @@ tenant (see `common.kv.block_hash`), so it tells nothing of the tokens, and two 
 """
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from itertools import takewhile
@@ -19,6 +20,8 @@ from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 
 from common.errors import ConfigError
+from common.faults.injector import installed
+from common.faults.points import Point
 from common.ids import BlockHash
 from common.prefix_index.base import Holder, PrefixIndexUnavailable
 
@@ -42,7 +45,8 @@ class RedisPrefixIndex:
         lookup_timeout_s: float = 0.5,
         update_timeout_s: float = 5.0,
     ) -> None:
-        """`url` is `redis://host:port/database`. `namespace` keeps deployments that share a Redis apart.
+        """`url` is `redis://host:port/database`; with a password `redis://user:password@host:port/database`, under TLS
+        `rediss://...?ssl_ca_certs=FILE` (docs/deploying.md). `namespace` keeps deployments that share a Redis apart.
 
         A request waits for a lookup; nobody waits for an update, which may carry a whole pool.
         """
@@ -55,8 +59,9 @@ class RedisPrefixIndex:
                 retry=Retry(NoBackoff(), 1),  # a pooled connection may have been closed by the store meanwhile
             )
         except ValueError as error:
-            raise ConfigError(f"prefix index address is {url!r}: {error}") from None
+            raise ConfigError(f"prefix index address is {_without_password(url)!r}: {_reason(url, error)}") from None
         self._redis = Redis.from_pool(pool)
+        self._injector = installed()
         self._prefix = f"twostroke:{{{namespace}}}:held"
         self._lease_ms = round(lease_s * 1000)
         self._lookup_timeout_s = lookup_timeout_s
@@ -119,11 +124,22 @@ class RedisPrefixIndex:
         """Ends within `timeout_s`; whatever the store did wrong is PrefixIndexUnavailable."""
         try:
             async with asyncio.timeout(timeout_s):
+                if self._injector is not None and await self._injector.pass_point(Point.INDEX_CALL) is not None:
+                    raise ConnectionError("lost by an injected fault")
                 yield
         except TimeoutError:
             raise PrefixIndexUnavailable(f"the prefix index did not answer within {timeout_s:g} s") from None
         except _CLIENT_ERRORS as error:
             raise PrefixIndexUnavailable(_explain(error)) from error
+
+
+def _without_password(url: str) -> str:
+    return re.sub(r"(://[^:/@]*:).*@", r"\1***@", url)
+
+
+def _reason(url: str, error: ValueError) -> str:
+    """The client's words may repeat a part of the password."""
+    return "no address (special characters of a password are written as %XX)" if "@" in url else str(error)
 
 
 def _chunks(hashes: Sequence[BlockHash]) -> Iterable[Sequence[BlockHash]]:

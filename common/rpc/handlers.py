@@ -11,6 +11,8 @@ from opentelemetry import context as otel_context
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from common.errors import TwostrokeError
+from common.faults.injector import installed
+from common.rpc.faulty import with_faults
 from common.rpc.status import abort_with, metadata_dict
 
 log = logging.getLogger("twostroke.rpc")
@@ -46,6 +48,9 @@ def _guard(handler: "grpc.RpcMethodHandler[Any, Any]", method: str) -> "grpc.Rpc
     for kind, factory in _FACTORIES.items():
         behavior = getattr(handler, kind)
         if behavior is not None:
+            injector = installed()
+            if injector is not None:
+                behavior = with_faults(behavior, method, injector)
             guarded = _translating_errors(_as_coroutine(behavior), method)
             return factory(guarded, handler.request_deserializer, handler.response_serializer)
     return handler

@@ -11,6 +11,11 @@ KEEPALIVE_TIMEOUT_MS = 4_000
 # A restarted worker is reached again within this time; gRPC's own default is two minutes.
 MIN_RECONNECT_MS = 100
 MAX_RECONNECT_MS = 2_000
+# One try may take this long: less would be too short for a busy host or a far one. A refused connection fails at once.
+CONNECT_TIMEOUT_MS = 2_000
+
+PROGRESS_INTERVAL_S = 1.0
+"""How often a worker tells, on the stream of a call that has nothing else to say, that it goes on."""
 
 ChannelOption = tuple[str, int]
 
@@ -29,7 +34,7 @@ _BOTH_ENDS: tuple[ChannelOption, ...] = (
 CLIENT_OPTIONS: tuple[ChannelOption, ...] = (
     *_BOTH_ENDS,
     ("grpc.initial_reconnect_backoff_ms", MIN_RECONNECT_MS),
-    ("grpc.min_reconnect_backoff_ms", MIN_RECONNECT_MS),
+    ("grpc.min_reconnect_backoff_ms", CONNECT_TIMEOUT_MS),  # its name notwithstanding, it bounds one try from below
     ("grpc.max_reconnect_backoff_ms", MAX_RECONNECT_MS),
     # Workers are reached directly; a proxy meant for the outside world must not see KV blocks.
     ("grpc.enable_http_proxy", 0),

@@ -20,6 +20,10 @@ _BY_STATUS: dict[grpc.StatusCode, type[TwostrokeError]] = {
     grpc.StatusCode.DEADLINE_EXCEEDED: PeerLost,
     grpc.StatusCode.CANCELLED: Cancelled,
     grpc.StatusCode.RESOURCE_EXHAUSTED: NoRoom,
+    # Ours carry their class: these are gRPC's own, of a message that could not be read or a connection that broke.
+    grpc.StatusCode.INTERNAL: PeerLost,
+    grpc.StatusCode.UNKNOWN: PeerLost,
+    grpc.StatusCode.DATA_LOSS: PeerLost,
 }
 
 

@@ -10,7 +10,8 @@ from k8s.checks.pods import (
     check_resources,
     check_security,
 )
-from k8s.checks.settings import check_kv_memory, check_setting_names, check_shutdown
+from k8s.checks.settings import check_kv_memory, check_rollout, check_setting_names, check_shutdown
+from k8s.checks.tls import check_certificates, check_encryption
 from k8s.checks.wiring import check_names, check_references, check_selectors, check_services
 from k8s.manifests import Manifests, Problems
 
@@ -27,5 +28,8 @@ ALL_CHECKS: tuple[Callable[[Manifests], Problems], ...] = (
     check_setting_names,
     check_kv_memory,
     check_shutdown,
+    check_rollout,
+    check_encryption,
+    check_certificates,
     check_paths,
 )

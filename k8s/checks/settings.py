@@ -16,6 +16,8 @@ SHARED = frozenset({"TWOSTROKE_CACHE_DIR", "TWOSTROKE_STATE_DIR"})
 
 SHUTDOWN_MARGIN_S = 10.0
 """Beside the drain itself: last messages, sending the last spans, leaving Python."""
+MEETING_S = 10.0
+"""Beside a gateway's look-up: how long a name's old addresses may be cached, and a worker's description taken."""
 ROOM_BESIDE_KV_BYTES = 2.0 * 2**30
 """The least that a worker on CPUs needs beside its KV: interpreter, torch, a small model's weights."""
 
@@ -63,6 +65,22 @@ def check_shutdown(manifests: Manifests) -> Problems:
                 f"{workload.label}: terminationGracePeriodSeconds is {grace_s}, less than {wait_s} (preStop) + "
                 f"{drain_s:g} (drain) + {SHUTDOWN_MARGIN_S:g}"
             )
+
+
+def check_rollout(manifests: Manifests) -> Problems:
+    """A rolling restart goes on when a pod is ready: by then every gateway must have met it."""
+    gateway = next((found for found in manifests.workloads if found.name == "twostroke-gateway"), None)
+    interval_s = _setting(manifests, gateway, "discovery_interval_s") if gateway is not None else None
+    if interval_s is None:
+        return
+    for workload in manifests.workloads:
+        if workload.name in SERVICES and workload.source["kind"] == "StatefulSet":
+            wait_s = workload.spec.get("minReadySeconds", 0)
+            if wait_s < interval_s + MEETING_S:
+                yield (
+                    f"{workload.label}: minReadySeconds is {wait_s}, less than {interval_s:g} (the look-up) + "
+                    f"{MEETING_S:g} (cached names, reconnecting)"
+                )
 
 
 def _setting(manifests: Manifests, workload: Workload, field: str) -> float | None:

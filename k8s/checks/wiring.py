@@ -6,7 +6,9 @@ from k8s.checks.network import local_selectors
 from k8s.kustomize import Object
 from k8s.manifests import Manifests, Problems, Workload, matches, name_of
 
-MADE_BY_THE_OPERATOR = frozenset({("Secret", "twostroke-gateway")})
+MADE_BY_THE_OPERATOR = frozenset(
+    ("Secret", f"twostroke-{name}") for name in ("gateway", "gateway-tls", "prefill-tls", "decode-tls")
+)
 """What a base leaves to whoever deploys it; docs/deploying.md says how to make it."""
 
 

@@ -127,8 +127,9 @@ async def test_a_status_that_a_handler_set_itself_is_kept() -> None:
         (grpc.StatusCode.CANCELLED, Cancelled),
         (grpc.StatusCode.RESOURCE_EXHAUSTED, NoRoom),
         (grpc.StatusCode.UNIMPLEMENTED, TwostrokeError),
-        (grpc.StatusCode.INTERNAL, TwostrokeError),
-        (grpc.StatusCode.UNKNOWN, TwostrokeError),
+        (grpc.StatusCode.INTERNAL, PeerLost),
+        (grpc.StatusCode.UNKNOWN, PeerLost),
+        (grpc.StatusCode.DATA_LOSS, PeerLost),
     ],
 )
 @pytest.mark.parametrize("trailer", [(), (("twostroke-error", "AClassOfTomorrow"),)])

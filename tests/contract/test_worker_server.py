@@ -47,7 +47,7 @@ async def test_a_port_in_use_is_named(server: WorkerServer) -> None:
     port = server.address.rpartition(":")[2]
     for host in ("127.0.0.1", "0.0.0.0"):
         with pytest.raises(ConfigError, match=rf"{host}:{port}.*in use"):
-            WorkerServer(f"{host}:{port}")
+            WorkerServer(f"{host}:{port}", allow_unencrypted=True)
 
 
 @pytest.mark.parametrize("address", ["localhost", ":50051", "localhost:http", "", "127.0.0.1:99999"])
@@ -126,6 +126,42 @@ async def test_a_second_signal_cuts_the_drain_short(server: WorkerServer) -> Non
     await draining.wait()
     os.kill(os.getpid(), signal.SIGINT)
     await serving
+
+
+async def test_a_drain_that_was_asked_for_goes_on_through_a_first_signal(server: WorkerServer) -> None:
+    """Kubernetes may end the pod that an operator drains: that must not cut streams."""
+    await server.start()
+    draining, may_end = asyncio.Event(), asyncio.Event()
+
+    async def drain() -> None:
+        draining.set()
+        await may_end.wait()
+
+    serving = asyncio.create_task(server.serve_until_stopped(drain, GRACE_S))
+    await asyncio.sleep(0)
+    server.request_drain()
+    server.request_drain()
+    await draining.wait()
+    os.kill(os.getpid(), signal.SIGTERM)
+    async with open_channel(server.address) as channel:
+        assert await health_of(channel, SERVICE) == NOT_SERVING
+        assert not serving.done()
+    may_end.set()
+    await serving
+
+
+async def test_a_second_signal_cuts_also_a_drain_that_was_asked_for(server: WorkerServer) -> None:
+    await server.start()
+    serving = asyncio.create_task(server.serve_until_stopped(wait_for_ever, GRACE_S))
+    await asyncio.sleep(0)
+    server.request_drain()
+    os.kill(os.getpid(), signal.SIGTERM)
+    os.kill(os.getpid(), signal.SIGINT)
+    await serving
+
+
+async def wait_for_ever() -> None:
+    await asyncio.Event().wait()
 
 
 async def test_a_drain_that_fails_does_not_keep_the_server(

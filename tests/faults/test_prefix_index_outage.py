@@ -19,6 +19,8 @@ from common.kv.block_pool import BlockPool
 from common.prefix_index.base import Holder, PrefixIndexUnavailable
 from common.prefix_index.publisher import IndexPublisher
 from common.prefix_index.redis import RedisPrefixIndex
+from common.rpc.tls import CA_FILE, CERTIFICATE_FILE, KEY_FILE
+from tests.support.certificates import authority
 from tests.support.redis_server import RedisServer, end, free_port, running_embedded_index, running_redis
 
 HOLDER = Holder("decode-0", mint_incarnation())
@@ -252,3 +254,36 @@ def test_the_embedded_server_names_a_port_in_use(redis_server: RedisServer) -> N
 async def test_an_address_that_is_none_is_named(url: str) -> None:
     with pytest.raises(ConfigError, match=url):
         RedisPrefixIndex(url, "outage")
+
+
+async def test_a_password_is_in_no_message(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"reader:\*\*\*@localhost") as caught:
+        RedisPrefixIndex("redis://reader:s3cr/e@t@localhost:port/0", "outage")
+    assert "s3cr" not in str(caught.value)
+    assert "%XX" in str(caught.value)
+    with running_redis(tmp_path, "--requirepass", "right") as server:
+        async with open_index(server.url.replace("//", "//:wr0ng@")) as index:
+            with pytest.raises(PrefixIndexUnavailable, match="AuthenticationError") as refused:
+                await index.count(HOLDER)
+    assert "wr0ng" not in str(refused.value)
+
+
+async def test_tls_and_a_password_by_the_url_alone(tmp_path: Path) -> None:
+    """Redis asks for our certificate too; one that is not of the CA that the URL names is not talked to."""
+    ours, foreign = authority("ours"), authority("foreign")
+    of_redis, of_client = ours.issue(tmp_path / "redis", "localhost"), ours.issue(tmp_path / "client", "client")
+    port = free_port()
+    tls = ("--tls-port", str(port), "--tls-auth-clients", "yes", "--tls-ca-cert-file", str(of_redis / CA_FILE))
+    tls += ("--tls-cert-file", str(of_redis / CERTIFICATE_FILE), "--tls-key-file", str(of_redis / KEY_FILE))
+    url = f"rediss://:right@localhost:{port}/0?ssl_certfile={of_client / CERTIFICATE_FILE}"
+    url += f"&ssl_keyfile={of_client / KEY_FILE}&ssl_ca_certs="
+    with running_redis(tmp_path, "--requirepass", "right", *tls):
+        async with open_index(f"{url}{ours.certificate}") as index:
+            await index.publish(HOLDER, NAMES, [])
+            assert await index.longest_prefix(NAMES, [HOLDER]) == {"decode-0": len(NAMES)}
+        async with open_index(f"{url}{foreign.certificate}") as index:
+            with pytest.raises(PrefixIndexUnavailable, match="CERTIFICATE_VERIFY_FAILED"):
+                await index.count(HOLDER)
+        async with open_index(f"redis://:right@localhost:{port}/0", SOON_S) as index:
+            with pytest.raises(PrefixIndexUnavailable):
+                await index.count(HOLDER)

@@ -15,7 +15,7 @@ import redis
 from bench.replay.__main__ import main as replay
 from common.telemetry import names
 from tests.support.redis_server import running_redis
-from tests.support.stack_process import StackProcess, stack_process
+from tests.support.stack_process import StackProcess, read_until, stack_process
 from tests.support.tiny_models import make_tiny_model
 
 PROMPTS = [
@@ -301,19 +301,26 @@ def test_many_clients_that_hang_up_at_any_time_leave_nothing_behind(stack: Stack
         list(pool.map(hang_up, range(48)))
 
 
-def test_a_service_that_dies_is_named_and_the_stack_ends(tiny_model: str, tmp_path: Path) -> None:
+def test_a_worker_that_dies_comes_back_and_a_gateway_that_dies_is_named_and_the_stack_ends(
+    tiny_model: str, tmp_path: Path
+) -> None:
     with stack_process(tmp_path, "1p1d", tiny_model) as running:
-        pid = decode_pid(running)
-        os.kill(pid, signal.SIGKILL)
+        os.kill(pid_of(running, "decode_svc"), signal.SIGKILL)
+        read_until(running.process, "decode-0 was killed by signal 9; it is started again")
+        read_until(running.process, "decode-0 is ready again")
+        while running.client.get("/readyz").status_code != 200:
+            pass  # the gateway meets it within seconds; the test's time-out is the limit
+        assert running.complete(PROMPTS[0], max_tokens=2)["status"] == 200
+        os.kill(pid_of(running, "gateway"), signal.SIGKILL)
         output, _ = running.process.communicate(timeout=60)
         assert running.process.returncode == 1
-        assert "decode-0 was killed by signal 9" in output
-        assert "INFO decode" in output, "the end of its log"
+        assert "gateway was killed by signal 9" in output
+        assert "INFO gateway" in output, "the end of its log"
 
 
-def decode_pid(running: StackProcess) -> int:
+def pid_of(running: StackProcess, module: str) -> int:
     children = Path(f"/proc/{running.process.pid}/task/{running.process.pid}/children").read_text().split()
-    return next(int(c) for c in children if "decode_svc" in Path(f"/proc/{c}/cmdline").read_text())
+    return next(int(c) for c in children if module in Path(f"/proc/{c}/cmdline").read_text().split("\0"))
 
 
 def test_redis_routes_by_prefix_and_its_loss_fails_no_request(tiny_model: str, tmp_path: Path) -> None:

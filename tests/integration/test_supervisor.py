@@ -20,6 +20,7 @@ from cli.ports import held_ports
 from cli.progress import Progress
 from cli.readiness import until_grpc_serving, until_http_ready, until_port_open
 from cli.stack import Service, Stack
+from common.rpc.channel import Connector
 from tests.support.stand_ins import Events, stand_in
 
 LOOPBACK = "127.0.0.1"
@@ -174,7 +175,7 @@ async def test_a_service_that_never_serves_is_given_up(events: Events, tmp_path:
 
 
 async def test_readiness_follows_the_health_service(events: Events, tmp_path: Path, port: int) -> None:
-    until_ready = partial(until_grpc_serving, LOOPBACK, port)
+    until_ready = partial(until_grpc_serving, LOOPBACK, port, Connector())
     flags = ("--serve", "grpc", "--port", str(port))
     async with make_stack([stand_in("worker", events.path, *flags, until_ready=until_ready)], tmp_path) as stack:
         waiting = asyncio.create_task(stack.until_ready())

@@ -51,32 +51,37 @@ class TransferMachine(RuleBasedStateMachine):
             return
         raise AssertionError("one transfer was reserved twice")
 
-    @rule(transfer=transfers, count=st.integers(0, 5), skip=st.integers(0, 1))
-    def frame(self, transfer: Transfer, count: int, skip: int) -> None:
+    @rule(transfer=transfers, first=st.integers(0, 15), count=st.integers(0, 5))
+    def frame(self, transfer: Transfer, first: int, count: int) -> None:
+        """Any run, in any order, again and again."""
         if transfer.state not in (TransferState.RESERVED, TransferState.RECEIVING):
             return
-        is_next = skip == 0 and 0 < count <= transfer.num_missing_blocks
-        before = len(transfer.block_ids)
+        before = dict(transfer.blocks)
         try:
-            taken = self.table.take_blocks(transfer, before + skip, count, 1.0)
+            taken = self.table.take_blocks(transfer, first, count, 1.0)
         except CorruptFrame:
-            assert not is_next
-            assert len(transfer.block_ids) == before
+            assert count == 0 or first + count > transfer.num_blocks
+            assert transfer.blocks == before
             return
-        assert is_next
-        assert len(set(taken)) == count
+        assert set(taken) == set(range(first, first + count)) - set(before), "blocks that are here stay as they are"
+        assert transfer.blocks == before | taken
 
-    @rule(transfer=transfers, num_blocks=st.integers(-1, 1))
-    def commit(self, transfer: Transfer, num_blocks: int) -> None:
+    @rule(transfer=transfers)
+    def commit(self, transfer: Transfer) -> None:
         if transfer.state not in (TransferState.RESERVED, TransferState.RECEIVING):
             return
-        is_whole = num_blocks == 0 and transfer.num_missing_blocks == 0
-        try:
-            self.table.commit(transfer, transfer.num_blocks + num_blocks, transfer.num_prompt_tokens)
-        except CorruptFrame:
-            assert not is_whole
+        missing = [index for start, end in transfer.missing(to_the_end=True) for index in range(start, end)]
+        assert missing == [index for index in range(transfer.num_blocks) if index not in transfer.blocks]
+        if not missing:
+            self.table.check_commit(transfer, transfer.num_blocks, transfer.num_prompt_tokens)
+            self.table.commit(transfer)
+
+    @rule(transfer=transfers, num_blocks=st.integers(-1, 1), num_tokens=st.integers(-1, 1))
+    def wrong_commit(self, transfer: Transfer, num_blocks: int, num_tokens: int) -> None:
+        if (num_blocks, num_tokens) == (0, 0):
             return
-        assert is_whole
+        with pytest.raises(CorruptFrame):
+            self.table.check_commit(transfer, transfer.num_blocks + num_blocks, transfer.num_prompt_tokens + num_tokens)
 
     @rule(target=tables, transfer=transfers, text=st.integers(0, 3))
     def hand_over(self, transfer: Transfer, text: int) -> object:
@@ -94,10 +99,14 @@ class TransferMachine(RuleBasedStateMachine):
         self.owned.remove(table)
         self.pool.free(table.block_ids)
 
-    @rule(transfer=transfers)
-    def release(self, transfer: Transfer) -> None:
+    @rule(transfer=transfers, is_confirmed=st.booleans())
+    def release(self, transfer: Transfer, is_confirmed: bool) -> None:
         was_open = transfer.state is not TransferState.ENDED
+        transfer.is_confirmed = is_confirmed
+        num_kept = min(transfer.num_leading_blocks, len(transfer.hashes)) if is_confirmed else 0
         self.table.release(transfer)
+        if was_open:
+            assert len(self.pool.lookup(transfer.hashes)) >= num_kept, "verified blocks at the head can be found again"
         assert self.table.release(transfer) == 0, "released twice"
         if was_open:
             try:

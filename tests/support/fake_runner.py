@@ -15,6 +15,7 @@ from common.kv.cache import KVCache
 from common.kv.layout import KVFormat, KVLayout
 from common.model.batch import ScheduledTokens
 from common.model.runner import RunResult
+from kernels.reference.ops import quantize
 
 LAYER = 0
 HEAD = 0
@@ -43,21 +44,32 @@ def expected_tokens(
     return text[len(prompt) :]
 
 
-def fake_layout(block_size: int) -> KVLayout:
-    """One fp32 number a position: the token id plus one, so that an unwritten slot is no token."""
-    return KVLayout(KVFormat.FP32, block_size, num_layers=1, num_kv_heads=1, head_dim=1)
+def fake_layout(block_size: int, kv_format: KVFormat = KVFormat.FP32) -> KVLayout:
+    """One number a position: the token id plus one, so that an unwritten slot is no token."""
+    return KVLayout(kv_format, block_size, num_layers=1, num_kv_heads=1, head_dim=1)
 
 
 class FakeRunner:
-    def __init__(self, num_blocks: int, block_size: int, vocab_size: int, memory: int | None = None) -> None:
-        self.cache = KVCache(fake_layout(block_size), num_blocks, torch.device("cpu"))
+    """With a quantized cache a number is read as near to the id as the format allows, and rounded."""
+
+    def __init__(
+        self,
+        num_blocks: int,
+        block_size: int,
+        vocab_size: int,
+        memory: int | None = None,
+        kv_format: KVFormat = KVFormat.FP32,
+    ) -> None:
+        self.cache = KVCache(fake_layout(block_size, kv_format), num_blocks, torch.device("cpu"))
         self.vocab_size = vocab_size
         self.poisoned_token: int | None = None  # an entry that computes it fails, as one with NaN would
         self.num_runs = 0
         self.num_tokens = 0
         self._block_size = block_size
         self._memory = memory
-        self._slots = self.cache.layer(LAYER).k[:, HEAD, :, 0].numpy()
+        layer = self.cache.layer(LAYER)
+        self._slots = layer.k[:, HEAD, :, 0].numpy()
+        self._scales = None if layer.k_scale is None else layer.k_scale[:, HEAD, :].numpy()
 
     def run(self, scheduled: Sequence[ScheduledTokens]) -> RunResult:
         assert scheduled
@@ -77,12 +89,23 @@ class FakeRunner:
                 slot = self._slot(entry, entry.start + offset)
                 assert slot not in written, "two entries of one step write the same slot"
                 written.add(slot)
-                self._slots[slot] = token_id + 1
+                self._store(slot, token_id)
 
     def _rows(self, entry: ScheduledTokens) -> list[int]:
         end = entry.start + len(entry.token_ids)
-        context = [int(self._slots[self._slot(entry, position)]) - 1 for position in range(end)]
+        context = [self._load(self._slot(entry, position)) for position in range(end)]
         return [next_token(context[: n + 1], self.vocab_size, self._memory) for n in range(end - entry.num_logits, end)]
+
+    def _store(self, slot: tuple[int, int], token_id: int) -> None:
+        if self._scales is None:
+            self._slots[slot] = token_id + 1
+        else:
+            values, scale, _ = quantize(torch.tensor([float(token_id + 1)]))
+            self._slots[slot], self._scales[slot] = int(values), float(scale)
+
+    def _load(self, slot: tuple[int, int]) -> int:
+        scale = 1.0 if self._scales is None else float(self._scales[slot])
+        return round(float(self._slots[slot]) * scale) - 1
 
     def _slot(self, entry: ScheduledTokens, position: int) -> tuple[int, int]:
         return entry.block_ids[position // self._block_size], position % self._block_size

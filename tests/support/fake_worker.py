@@ -25,6 +25,7 @@ from common.pb import (
 from common.rpc.convert import layout_to_pb
 from common.rpc.handlers import HandlerInterceptor
 from common.rpc.limits import SERVER_OPTIONS
+from common.rpc.tls import TlsIdentity
 from common.rpc.tokenizer_chunks import tokenizer_chunks
 from common.sampling import FinishReason
 from common.tokenizer_files import tokenizer_digest
@@ -34,6 +35,7 @@ LAYOUT = KVLayout(KVFormat.INT8, block_size=16, num_layers=2, num_kv_heads=1, he
 FINGERPRINT = bytes(range(32))
 TOKENIZER_FILES = {"tokenizer.json": b"{}", "meta.json": b'{"name": "fake"}'}
 TOTAL_BLOCKS = 1024
+GRACE_S = 30.0
 
 Action = Callable[[], Awaitable[None]]
 
@@ -91,7 +93,7 @@ class Points:
 
 
 class FakeWorker(worker_pb2_grpc.WorkerServicer):
-    """What both roles share. Points: describe, watch, release."""
+    """What both roles share. Points: describe, watch, count_held, release, drain."""
 
     role: worker_pb2.Role
 
@@ -99,6 +101,8 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
         self.worker_id = worker_id
         self.fingerprint = FINGERPRINT
         self.layout = LAYOUT
+        self.narrower_fingerprints: dict[str, bytes] = {}
+        self.numerics = "fake"
         self.announced_role = self.role
         self.tokenizer_files = TOKENIZER_FILES
         self.announced_digest = tokenizer_digest(TOKENIZER_FILES)
@@ -106,6 +110,8 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
         self.status = worker_pb2.WorkerStatus(free_blocks=TOTAL_BLOCKS)
         self.points = Points()
         self.address = ""
+        self.tls: TlsIdentity | None = None
+        self.num_held = 0  # leading blocks of any text that it says it holds
         self.released: dict[bytes, int] = {}
         self._status_changed = asyncio.Event()
         self._server: grpc.aio.Server | None = None
@@ -117,7 +123,10 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
         server = grpc.aio.server(interceptors=(HandlerInterceptor(),), options=SERVER_OPTIONS)
         worker_pb2_grpc.add_WorkerServicer_to_server(self, server)
         self._add_services(server)
-        port = server.add_insecure_port(self.address or address)
+        if self.tls is None:
+            port = server.add_insecure_port(self.address or address)
+        else:
+            port = server.add_secure_port(self.address or address, self.tls.server_credentials())
         self.address = f"127.0.0.1:{port}"
         await server.start()
         self._server = server
@@ -148,6 +157,11 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
         changed, self._status_changed = self._status_changed, asyncio.Event()
         changed.set()
 
+    @property
+    def num_open(self) -> int:
+        """Reservations, jobs and sequences."""
+        raise NotImplementedError
+
     def check_integrity(self) -> None:
         raise NotImplementedError
 
@@ -161,7 +175,8 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
                 model_name="fake-model",
                 fingerprint=self.fingerprint,
                 layout=layout_to_pb(self.layout),
-                numerics="fake",
+                numerics=self.numerics,
+                narrower_fingerprints=self.narrower_fingerprints,
                 exact=True,
                 max_model_len=4096,
                 vocab_size=VOCAB_SIZE,
@@ -193,6 +208,15 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
     async def Release(self, request: worker_pb2.ReleaseRequest, context: object) -> worker_pb2.ReleaseReply:
         await self.points.reach("release")
         return worker_pb2.ReleaseReply(freed_blocks=await self.release(request.transfer_id, request.generation))
+
+    async def Drain(self, request: worker_pb2.DrainRequest, context: object) -> worker_pb2.DrainReply:
+        await self.points.reach("drain")
+        self.set_status(is_draining=True)
+        return worker_pb2.DrainReply(grace_s=GRACE_S)
+
+    async def CountHeld(self, request: worker_pb2.CountHeldRequest, context: object) -> worker_pb2.CountHeldReply:
+        await self.points.reach("count_held")
+        return worker_pb2.CountHeldReply(num_held_blocks=min(self.num_held, len(request.block_hashes)))
 
     async def release(self, transfer_id: bytes, generation: int) -> int:
         self.released[transfer_id] = max(self.released.get(transfer_id, 0), generation)

@@ -38,6 +38,11 @@ class FakeDecode(FakeWorker, decode_pb2_grpc.DecodeServicer):
         self.requests: list[decode_pb2.GenerateRequest] = []
         self.num_held_blocks = 0
         self.num_cached_tokens = 0
+        self.num_refetched_blocks = 0
+
+    @property
+    def num_open(self) -> int:
+        return len(self.reservations) + len(self.sequences)
 
     def check_integrity(self) -> None:
         assert not self.reservations, f"{self.worker_id}: {len(self.reservations)} reservations are left"
@@ -96,7 +101,7 @@ class FakeDecode(FakeWorker, decode_pb2_grpc.DecodeServicer):
             raise UnknownTransfer("no such ticket")
         first_token = await reservation.committed
         self.reservations.pop(request.transfer_id, None)
-        return [first_token.token_id]
+        return [*request.output_token_ids, first_token.token_id]
 
     async def _stream(
         self, request: decode_pb2.GenerateRequest, sent: list[int]
@@ -105,7 +110,7 @@ class FakeDecode(FakeWorker, decode_pb2_grpc.DecodeServicer):
         finish: FinishReason | None = None
         is_first = True
         while finish is None:
-            event = decode_pb2.GenerateEvent()
+            event = decode_pb2.GenerateEvent(first_position=len(sent))
             while finish is None and len(event.tokens) < self.tokens_per_event:
                 await self.points.reach(f"token{len(sent)}")
                 token = token_at(request.token_ids, request.sampling.seed, len(sent))
@@ -115,6 +120,7 @@ class FakeDecode(FakeWorker, decode_pb2_grpc.DecodeServicer):
             event.finish_reason = finish_to_pb(finish)
             if is_first or finish is not None:
                 event.stats.num_cached_tokens = num_cached
+                event.stats.num_refetched_blocks = self.num_refetched_blocks
                 event.stats.queue_s, event.stats.prefill_s = 0.25, 0.5
             is_first = False
             yield event
@@ -152,6 +158,10 @@ class FakePrefill(FakeWorker, prefill_pb2_grpc.PrefillServicer):
         self.requests: list[prefill_pb2.PrefillRequest] = []
         self.num_cached_tokens = 0
 
+    @property
+    def num_open(self) -> int:
+        return len(self.jobs)
+
     def check_integrity(self) -> None:
         assert not self.jobs, f"{self.worker_id}: {len(self.jobs)} jobs are left"
 
@@ -166,8 +176,9 @@ class FakePrefill(FakeWorker, prefill_pb2_grpc.PrefillServicer):
         self.jobs[request.transfer_id] = request.generation
         try:
             await self.points.reach("computed")
-            token = token_at(request.token_ids, request.sampling.seed, 0)
-            finish = finish_of(request.sampling, token, 1)
+            num_output = len(request.output_token_ids)
+            token = token_at(request.token_ids, request.sampling.seed, num_output)
+            finish = finish_of(request.sampling, token, num_output + 1)
             yield self._first_token(token, finish)
             if finish is None:
                 await self.points.reach("first_token")

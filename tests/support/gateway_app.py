@@ -15,7 +15,10 @@ from prometheus_client import CollectorRegistry
 
 from common.tokenizer import Tokenizer
 from gateway.app import GatewayLimits, GatewayServices, create_app
+from gateway.fleet import RegistryFleet
 from gateway.observe import TelemetryObserver
+from gateway.operator_access import OperatorAccess
+from gateway.registry import Registry
 from gateway.served_model import ModelCard, ModelHolder, ServedModel
 from tests.support.fake_dispatcher import FakeDispatcher, Script, says
 from tests.support.tiny_tokenizers import MODEL_NAME, tiny_tokenizer
@@ -32,6 +35,8 @@ class TestGateway:
     clock: Callable[[], float] = time.monotonic
     tenants_by_api_key: Mapping[str, str] | None = None
     limits: GatewayLimits = field(default_factory=GatewayLimits)
+    operator: OperatorAccess = field(default_factory=lambda: OperatorAccess(None, is_local=True))
+    workers: Registry = field(default_factory=lambda: Registry())
     not_ready: str | None = None
     knows_model: bool = True
 
@@ -48,6 +53,8 @@ class TestGateway:
                 model=self.model,
                 observer=TelemetryObserver(provider.get_tracer("test"), self.registry),
                 registry=self.registry,
+                fleet=RegistryFleet(self.workers),
+                operator=self.operator,
                 why_not_ready=lambda: self.not_ready,
                 tenants_by_api_key=self.tenants_by_api_key,
                 limits=self.limits,

@@ -11,6 +11,7 @@ from prometheus_client import CollectorRegistry
 
 from common.ids import RequestId
 from common.prefix_index.base import PrefixIndex
+from common.rpc.channel import Connector
 from common.sampling import SamplingParams
 from gateway.admission import Admission
 from gateway.dispatch import DispatchPolicy, HandOffDispatcher
@@ -64,13 +65,20 @@ class GatewayStack:
         index: PrefixIndex | None = None,
         max_active: int = 1000,
         tracer: Tracer | None = None,
+        connector: Connector | None = None,
+        describe_timeout_s: float = PATIENCE_S,
         **policy: bool | int | float,
     ) -> None:
         self.prefill = list(prefill)
         self.decode = list(decode)
         self.prometheus = CollectorRegistry()
         self.metrics = DispatchMetrics(self.prometheus)
-        self.registry = Registry(time.monotonic, backoff=Backoff(0.001, 0.05), status_interval_ms=1)
+        self.registry = Registry(
+            connector=connector,
+            backoff=Backoff(0.001, 0.05),
+            status_interval_ms=1,
+            describe_timeout_s=describe_timeout_s,
+        )
         self.admission = Admission(max_active)
         self.dispatcher = HandOffDispatcher(
             self.registry,
@@ -101,6 +109,11 @@ class GatewayStack:
         async with asyncio.timeout(PATIENCE_S):
             while self._is_ready(fake):
                 await self.registry.next_change()
+
+    async def until_draining(self, fake: FakeWorker) -> None:
+        async with asyncio.timeout(PATIENCE_S):
+            while not any(view.address == fake.address and view.is_draining for view in self.registry.views()):
+                await asyncio.sleep(0)
 
     def _is_ready(self, fake: FakeWorker) -> bool:
         return any(

@@ -83,7 +83,7 @@ def stack_process(state_dir: Path, topology: str, model: str, *arguments: str) -
         env={**os.environ, "TWOSTROKE_STATE_DIR": str(state_dir), "OMP_NUM_THREADS": "2", "OTEL_SDK_DISABLED": "false"},
     )
     try:
-        _read_until(process, "Serving on")
+        read_until(process, "Serving on")
         with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60) as client:
             running = StackProcess(f"http://127.0.0.1:{port}", state_dir, process, client)
             running.num_blocks = {worker: load["free_blocks"] for worker, load in running.workers().items()}
@@ -107,7 +107,8 @@ def free_port() -> int:
         return port
 
 
-def _read_until(process: "subprocess.Popen[str]", marker: str) -> None:
+def read_until(process: "subprocess.Popen[str]", marker: str) -> None:
+    """Up to the line of its output that has `marker`."""
     assert process.stdout is not None
     seen: list[str] = []
     for line in process.stdout:

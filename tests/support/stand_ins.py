@@ -14,11 +14,16 @@ async def at_once() -> None:
 
 
 def stand_in(
-    name: str, fifo: str | Path, *flags: str, stage: int = 1, until_ready: Callable[[], Awaitable[None]] = at_once
+    name: str,
+    fifo: str | Path,
+    *flags: str,
+    stage: int = 1,
+    until_ready: Callable[[], Awaitable[None]] = at_once,
+    may_restart: bool = False,
 ) -> Service:
     script = Path(__file__).with_name("stand_in_service.py")
     argv = (sys.executable, str(script), "--name", name, "--fifo", str(fifo), *flags)
-    return Service(name, argv, stage, until_ready)
+    return Service(name, argv, stage, until_ready, may_restart)
 
 
 class Events:

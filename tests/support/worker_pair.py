@@ -10,13 +10,18 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from common.engine_thread import EngineThread
-from common.ids import TransferId, mint_transfer_id
+from common.errors import TwostrokeError
+from common.ids import BlockHash, TransferId, mint_transfer_id
 from common.kv.block_hash import block_hashes, root_hash
 from common.kv.block_pool import BlockPool
+from common.kv.layout import KVFormat, KVLayout
+from common.kv.quantizing import narrower_sources
 from common.pb import decode_pb2, decode_pb2_grpc, prefill_pb2, prefill_pb2_grpc
-from common.rpc.channel import open_channel
+from common.rpc.channel import Connector
 from common.rpc.convert import layout_to_pb, sampling_to_pb
 from common.rpc.server import WorkerServer
+from common.rpc.status import rpc_error_to_exception
+from common.rpc.tls import TlsIdentity
 from common.sampling import SamplingParams
 from common.telemetry.setup import make_telemetry
 from decode_svc.engine import DecodeEngine, SpeculationSettings
@@ -58,6 +63,7 @@ class WorkerPair:
     decode_runner: FakeRunner
     receiver: KVReceiver
     receiver_clock: ManualClock
+    decode_layout: KVLayout
     spans: InMemorySpanExporter = field(default_factory=InMemorySpanExporter)
 
     async def reserve(
@@ -68,7 +74,7 @@ class WorkerPair:
             transfer_id=transfer_id,
             generation=generation,
             fingerprint=FINGERPRINT,
-            layout=layout_to_pb(fake_layout(BLOCK_SIZE)),
+            layout=layout_to_pb(self.decode_layout),
             num_prompt_tokens=len(prompt),
             block_hashes=block_hashes(root_hash(FINGERPRINT, SALT), prompt, BLOCK_SIZE),
         )
@@ -83,6 +89,7 @@ class WorkerPair:
         transfer_id: TransferId,
         ticket: decode_pb2.Ticket | None,
         generation: int = 1,
+        delivered: Sequence[int] = (),
     ) -> grpc.aio.UnaryStreamCall:
         return self.prefill.Run(
             prefill_pb2.PrefillRequest(
@@ -96,6 +103,7 @@ class WorkerPair:
                 decode_address=self.decode_address if ticket else "",
                 ticket=ticket.ticket if ticket else b"",
                 num_held_blocks=ticket.num_held_blocks if ticket else 0,
+                output_token_ids=delivered,
             )
         )
 
@@ -122,12 +130,12 @@ class WorkerPair:
             )
         )
 
-    async def answer(self, prompt: Sequence[int], params: SamplingParams) -> list[int]:
-        """The whole way: reserve, prefill and push, commit, decode."""
+    async def answer(self, prompt: Sequence[int], params: SamplingParams, delivered: Sequence[int] = ()) -> list[int]:
+        """The whole way, after the tokens that were `delivered`: reserve, prefill and push, commit, decode."""
         transfer_id = mint_transfer_id()
-        ticket = await self.reserve(prompt, transfer_id)
-        decoding = self.generate(prompt, params, transfer_id, ticket)
-        running = self.run_prefill(prompt, params, transfer_id, ticket)
+        ticket = await self.reserve((*prompt, *delivered), transfer_id)
+        decoding = self.generate(prompt, params, transfer_id, ticket, delivered)
+        running = self.run_prefill(prompt, params, transfer_id, ticket, delivered=delivered)
         try:
             first = [event async for event in running]
             tokens = [first[0].first_token.token.token_id]
@@ -139,6 +147,9 @@ class WorkerPair:
         finally:
             decoding.cancel()
             running.cancel()
+
+    def block_hashes(self, tokens: Sequence[int]) -> list[BlockHash]:
+        return block_hashes(root_hash(FINGERPRINT, SALT), tokens, BLOCK_SIZE)
 
     async def check_baseline(self) -> None:
         """Both sides hold nothing. Waits for the handlers of calls that were cancelled, which end a moment later."""
@@ -152,10 +163,30 @@ class WorkerPair:
         assert self.decode_engine.scheduler.pool.num_reserved == 0
 
 
+async def error_of(call: object) -> TwostrokeError:
+    """What a call that must fail fails with."""
+    try:
+        if hasattr(call, "__aiter__"):
+            async for _ in call:
+                pass
+        else:
+            await call
+    except grpc.aio.AioRpcError as error:
+        return rpc_error_to_exception(error, "peer")
+    raise AssertionError("the call did not fail")
+
+
 @asynccontextmanager
 async def worker_pair(
-    *, prefill_blocks: int = 64, decode_blocks: int = 64, prefill_budget: int = 8, decode_budget: int = 16
+    *,
+    prefill_blocks: int = 64,
+    decode_blocks: int = 64,
+    prefill_budget: int = 8,
+    decode_budget: int = 16,
+    tls: TlsIdentity | None = None,
+    decode_format: KVFormat = KVFormat.FP32,
 ) -> AsyncIterator[WorkerPair]:
+    """Prefill's pool is unquantized; with another `decode_format` it quantizes on send."""
     spans = InMemorySpanExporter()
     telemetry = make_telemetry("test", "worker", (SimpleSpanProcessor(spans),))
     fatal: list[BaseException] = []
@@ -164,10 +195,12 @@ async def worker_pair(
     prefill_pool = BlockPool(prefill_blocks)
     prefill_engine = PrefillEngine(prefill_runner, PrefillScheduler(prefill_pool, BLOCK_SIZE, prefill_budget, 100))
     prefill_thread = EngineThread(prefill_engine.step, fatal.append, "prefill")
-    limits = PrefillLimits(FINGERPRINT, VOCAB, 200)
-    prefill_servicer = PrefillServicer(prefill_engine, prefill_thread.wake, prefill_runner.cache, limits, telemetry)
+    sources = {KVFormat.FP32: prefill_runner.cache, **narrower_sources(prefill_runner.cache)}
+    limits = PrefillLimits(FINGERPRINT, {FINGERPRINT: sources[decode_format]}, VOCAB, 200)
+    connector = Connector(tls)
+    prefill_servicer = PrefillServicer(prefill_engine, prefill_thread.wake, limits, telemetry, connector)
 
-    decode_runner = FakeRunner(decode_blocks, BLOCK_SIZE, VOCAB)
+    decode_runner = FakeRunner(decode_blocks, BLOCK_SIZE, VOCAB, kv_format=decode_format)
     decode_pool = BlockPool(decode_blocks)
     scheduler = DecodeScheduler(decode_pool, SchedulerLimits(BLOCK_SIZE, decode_budget, 16, 100, 64))
     decode_engine = DecodeEngine(decode_runner, scheduler, PromptLookup(), SpeculationSettings(3, 8))
@@ -175,13 +208,13 @@ async def worker_pair(
     clock = ManualClock()
     table = TransferTable(decode_pool, BLOCK_SIZE)
     receiver = KVReceiver(decode_engine, table, decode_runner.cache, LEASE_S, clock)
-    decode_limits = DecodeLimits(FINGERPRINT, fake_layout(BLOCK_SIZE), VOCAB, 200)
+    decode_limits = DecodeLimits(FINGERPRINT, fake_layout(BLOCK_SIZE, decode_format), VOCAB, 200)
     decode_servicer = DecodeServicer(decode_engine, decode_thread.wake, receiver, decode_limits, telemetry)
 
-    prefill_server, decode_server = WorkerServer("127.0.0.1:0"), WorkerServer("127.0.0.1:0")
+    prefill_server, decode_server = WorkerServer("127.0.0.1:0", tls=tls), WorkerServer("127.0.0.1:0", tls=tls)
     prefill_pb2_grpc.add_PrefillServicer_to_server(prefill_servicer, prefill_server.grpc_server)
     decode_pb2_grpc.add_DecodeServicer_to_server(decode_servicer, decode_server.grpc_server)
-    channels = [open_channel(prefill_server.address), open_channel(decode_server.address)]
+    channels = [connector.open(prefill_server.address), connector.open(decode_server.address)]
     prefill_thread.start()
     decode_thread.start()
     await prefill_server.start()
@@ -198,6 +231,7 @@ async def worker_pair(
         decode_runner,
         receiver,
         clock,
+        fake_layout(BLOCK_SIZE, decode_format),
         spans,
     )
     try:

@@ -17,6 +17,7 @@ from k8s.manifests import Manifests, Workload
 from k8s.validate import ROOT, kustomizations, policy_faults, schema_faults, validate
 
 BASE = build(ROOT / "base")
+GPU = build(ROOT / "overlays" / "gpu")
 WORKERS = ("twostroke-prefill", "twostroke-decode")
 OVERLAYS = pytest.mark.parametrize("folder", kustomizations(), ids=lambda folder: folder.name)
 
@@ -171,6 +172,19 @@ FAULTS: dict[str, Callable[[list[Object]], object]] = {
     "terminationGracePeriodSeconds is 30, less than": lambda o: _pod(o, DECODE).update(
         terminationGracePeriodSeconds=30
     ),
+    "minReadySeconds is 0, less than 5": lambda o: workload(Manifests(o), DECODE).spec.pop("minReadySeconds"),
+    "has no TLS, while twostroke-decode, twostroke-gateway has": lambda o: _container(o, "twostroke-prefill")[
+        "env"
+    ].remove(_variable(o, "twostroke-prefill", "TWOSTROKE_PREFILL_TLS_DIR")),
+    "neither TLS_DIR nor ALLOW_UNENCRYPTED": lambda o: _named(o, "ConfigMap", "twostroke-settings")["data"].pop(
+        "tls-dir"
+    ),
+    "no Secret is mounted at /etc/twostroke-tls": lambda o: _container(o, DECODE)["volumeMounts"][1].update(
+        mountPath="/elsewhere"
+    ),
+    "readinessProbe: port 50051 speaks TLS": lambda o: _container(o, DECODE)["readinessProbe"]["grpc"].update(
+        port=50051
+    ),
     "there is no Service 'twostroke-redi'": lambda o: _named(o, "ConfigMap", "twostroke-settings")["data"].update(
         {"redis-url": "redis://twostroke-redi:6379/0"}
     ),
@@ -216,8 +230,51 @@ FAULTS: dict[str, Callable[[list[Object]], object]] = {
 }
 
 
+CERTIFICATE_FAULTS: dict[str, Callable[[list[Object]], object]] = {
+    "there is no Issuer 'nobody'": lambda o: _named(o, "Certificate", DECODE)["spec"]["issuerRef"].update(
+        name="nobody"
+    ),
+    "no Certificate makes its secret 'twostroke-decode-tls'": lambda o: o.remove(_named(o, "Certificate", DECODE)),
+    "Certificate/twostroke-decode: the DNS name": lambda o: _named(o, "Certificate", DECODE)["spec"].update(
+        dnsNames=["decode"]
+    ),
+    "Certificate/twostroke-gateway: the DNS name": lambda o: _named(o, "Certificate", "twostroke-gateway")[
+        "spec"
+    ].update(dnsNames=["twostroke-worker"]),
+    "Certificate/twostroke-prefill: lacks usages client auth": lambda o: _named(o, "Certificate", "twostroke-prefill")[
+        "spec"
+    ].update(usages=["server auth"]),
+}
+
+
 @pytest.mark.parametrize("fault", FAULTS)
 def test_checks_find(fault: str) -> None:
     objects = copy.deepcopy(BASE)
     FAULTS[fault](objects)
     assert any(fault in found for found in policy_faults(objects)), policy_faults(objects)
+
+
+@pytest.mark.parametrize("fault", CERTIFICATE_FAULTS)
+def test_checks_of_certificates_find(fault: str) -> None:
+    objects = copy.deepcopy(GPU)
+    CERTIFICATE_FAULTS[fault](objects)
+    assert any(fault in found for found in policy_faults(objects)), policy_faults(objects)
+
+
+@pytest.mark.parametrize(("overlay", "is_encrypted"), [("gpu", True), ("local", False)])
+def test_mutual_tls_is_on_but_where_an_overlay_says_that_it_is_not(overlay: str, is_encrypted: bool) -> None:
+    manifests = Manifests(build(ROOT / "overlays" / overlay))
+    for name in SERVICES:
+        environment = manifests.environment(workload(manifests, name))
+        prefix = name.upper().replace("-", "_")
+        assert (f"{prefix}_TLS_DIR" in environment) == is_encrypted
+        assert f"{prefix}_TLS_DIR" in Manifests(BASE).environment(workload(Manifests(BASE), name))
+
+
+def test_what_comes_from_a_secret_is_not_read() -> None:
+    objects = copy.deepcopy(BASE)
+    entry = _variable(objects, DECODE, "TWOSTROKE_DECODE_REDIS_URL")
+    entry["valueFrom"] = {"secretKeyRef": {"name": "index", "key": "url"}}
+    manifests = Manifests(objects)
+    assert "TWOSTROKE_DECODE_REDIS_URL" not in manifests.environment(workload(manifests, DECODE))
+    assert policy_faults(objects) == []

@@ -5,7 +5,7 @@ import pytest
 
 from common.kv.layout import KVFormat, KVLayout
 from common.model.config import Family, ModelConfig
-from common.model.identity import fingerprint
+from common.model.identity import fingerprint, narrower_fingerprints
 from tests.support.prepared_models import CONFIG, fixed_prepared_model
 
 LAYOUT = KVLayout(KVFormat.INT8, block_size=16, num_layers=2, num_kv_heads=2, head_dim=8)
@@ -56,6 +56,12 @@ def test_what_the_values_depend_on_changes_it(field: str) -> None:
 def test_what_they_do_not_depend_on_does_not(field: str) -> None:
     changed = fixed_prepared_model(**{field: NOT_IN_KV[field]})
     assert fingerprint(changed, LAYOUT, NUMERICS) == fingerprint(fixed_prepared_model(), LAYOUT, NUMERICS)
+
+
+def test_a_wider_worker_has_the_fingerprint_that_a_narrower_one_would_have() -> None:
+    base, wide = fixed_prepared_model(), replace(LAYOUT, format=KVFormat.FP32)
+    assert narrower_fingerprints(base, wide, NUMERICS) == {KVFormat.INT8: fingerprint(base, LAYOUT, NUMERICS)}
+    assert narrower_fingerprints(base, LAYOUT, NUMERICS) == {}
 
 
 def test_weights_tokenizer_numerics_and_layout_change_it() -> None:

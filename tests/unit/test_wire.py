@@ -1,22 +1,71 @@
+from struct import pack
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from common.errors import CorruptFrame
 from common.kv.layout import KVFormat, KVLayout
-from common.kv.wire import MAX_FRAME_BYTES, blocks_per_frame, check_frame, frame_runs, make_frame
+from common.kv.wire import (
+    MAX_FRAME_BYTES,
+    blocks_per_frame,
+    frame_runs,
+    make_commit_frame,
+    make_frame,
+    seal,
+    verified_payload,
+)
+from common.pb import decode_pb2, types_pb2
 
 SMALL = KVLayout(KVFormat.INT8, 16, 1, 1, 16)
 LARGE = KVLayout(KVFormat.INT8, 16, 80, 8, 128)
 
 
-def test_the_checksum_is_crc_32c() -> None:
-    """RFC 3720, B.4: 32 bytes of zeros."""
-    assert make_frame(0, 0, 1, bytes(32)).crc32c == 0x8A9136AA
+def plain_crc32c(data: bytes) -> int:
+    """RFC 3720: the polynomial 0x1EDC6F41, bits reflected."""
+    checksum = 0xFFFFFFFF
+    for byte in data:
+        checksum ^= byte
+        for _ in range(8):
+            checksum = checksum >> 1 ^ 0x82F63B78 * (checksum & 1)
+    return checksum ^ 0xFFFFFFFF
+
+
+def test_the_checksum_is_crc_32c_of_place_commit_and_payload() -> None:
+    assert plain_crc32c(bytes(32)) == 0x8A9136AA, "RFC 3720, B.4"
+    payload = bytes(range(100))
+    assert make_frame(7, 3, 1, payload).crc32c == plain_crc32c(pack("<III", 7, 3, 1) + payload)
+    commit = decode_pb2.Commit(num_blocks=9, num_prompt_tokens=140)
+    place = pack("<III", 8, 0, 0)
+    assert make_commit_frame(8, commit).crc32c == plain_crc32c(place + commit.SerializeToString(deterministic=True))
 
 
 def test_a_frame_that_is_whole_passes() -> None:
-    check_frame(make_frame(0, 0, 2, bytes(range(256)) * (2 * SMALL.block_bytes // 256) + bytes(128)), SMALL)
+    payload = bytes(range(256)) * (2 * SMALL.block_bytes // 256) + bytes(128)
+    assert verified_payload(make_frame(0, 0, 2, payload), SMALL) == payload
+
+
+@pytest.mark.parametrize("field", ["sequence_number", "first_block"])
+def test_blocks_that_say_another_place_are_refused(field: str) -> None:
+    frame = make_frame(3, 2, 1, bytes(SMALL.block_bytes))
+    setattr(frame, field, 1)
+    with pytest.raises(CorruptFrame, match="CRC-32C"):
+        verified_payload(frame, SMALL)
+
+
+@pytest.mark.parametrize("field", ["num_blocks", "num_prompt_tokens", "num_cached_tokens"])
+def test_a_damaged_commit_is_refused(field: str) -> None:
+    frame = make_commit_frame(3, decode_pb2.Commit(first_token=types_pb2.OutputToken(token_id=5)))
+    verified_payload(frame, SMALL)
+    setattr(frame.commit, field, 1)
+    with pytest.raises(CorruptFrame, match="CRC-32C"):
+        verified_payload(frame, SMALL)
+    setattr(frame.commit, field, 0)
+    frame.commit.first_token.token_id ^= 1
+    with pytest.raises(CorruptFrame, match="CRC-32C"):
+        verified_payload(frame, SMALL)
+    seal(frame)
+    assert verified_payload(frame, SMALL) == b""
 
 
 @given(st.integers(0, SMALL.block_bytes * 8 - 1))
@@ -26,12 +75,12 @@ def test_any_flipped_bit_is_found(bit: int) -> None:
     damaged[bit // 8] ^= 1 << bit % 8
     frame.payload = bytes(damaged)
     with pytest.raises(CorruptFrame, match="frame 3: CRC-32C is 0x"):
-        check_frame(frame, SMALL)
+        verified_payload(frame, SMALL)
 
 
 def test_a_frame_of_the_wrong_length_is_refused_with_both_numbers() -> None:
     with pytest.raises(CorruptFrame, match="100 bytes for 1 blocks of 576; 576 expected"):
-        check_frame(make_frame(0, 0, 1, bytes(100)), SMALL)
+        verified_payload(make_frame(0, 0, 1, bytes(100)), SMALL)
 
 
 @given(st.integers(0, 300), st.integers(0, 300), st.sampled_from([SMALL, LARGE]))

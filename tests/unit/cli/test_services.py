@@ -2,12 +2,15 @@
 
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from cli.options import StackOptions
 from cli.services import engine_flags, reachable, services_of
 from cli.topology import Topology
+from common.errors import ConfigError
+from tests.support.certificates import authority
 
 OPTIONS = StackOptions(
     topology=Topology(2, 1),
@@ -68,6 +71,24 @@ def test_colocated_is_decode_alone_behind_the_gateway() -> None:
     services = flags_of(replace(OPTIONS, topology=Topology(0, 1)))
     assert list(services) == ["prefix-index", "decode-0", "gateway"]
     assert "--prefill" not in services["gateway"]
+
+
+def test_an_identity_is_everyones_and_its_files_are_looked_at_before_anything_starts(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"tls\.crt"):
+        services_of(replace(OPTIONS, tls_dir=str(tmp_path)), iter(PORTS))
+    files = str(authority("ours").issue(tmp_path / "tls"))
+    services = flags_of(replace(OPTIONS, tls_dir=files))
+    services.pop("prefix-index")
+    assert {value(argv, "--tls-dir") for argv in services.values()} == {files}
+    assert not any("--tls-dir" in argv for argv in flags_of(OPTIONS).values())
+
+
+@pytest.mark.parametrize("restart", [True, False])
+def test_all_but_the_gateway_may_be_started_again_unless_that_is_switched_off(restart: bool) -> None:
+    services = services_of(replace(OPTIONS, restart=restart), iter(PORTS))
+    assert {service.name for service in services if service.may_restart} == (
+        {"prefix-index", "decode-0", "prefill-0", "prefill-1"} if restart else set()
+    )
 
 
 def test_engine_settings_reach_the_engines() -> None:

@@ -11,7 +11,7 @@ from common.prefix_index.base import Holder, PrefixIndexUnavailable
 from common.prefix_index.memory import MemoryPrefixIndex
 from common.telemetry import names
 from common.telemetry.setup import make_telemetry
-from gateway.generation import Route
+from gateway.generation import OnFailure, Route
 from gateway.journey import Journey
 from tests.support.fake_worker import fail_with, hang
 from tests.support.fake_workers import FakeDecode, FakePrefill
@@ -212,7 +212,10 @@ async def test_longest_prefix_wins() -> None:
 def _hashes_of(stack: GatewayStack, salt: bytes) -> list[bytes]:
     deployment = stack.registry.deployment
     assert deployment is not None
-    journey = Journey(make_generation(), Route(), deployment, salt, wants_prefill=True, retries_left=0)
+    journey = Journey(
+        make_generation(), Route(), deployment, salt, wants_prefill=True, retries_left=0, on_failure=OnFailure.FAIL
+    )
+    journey.begin_attempt()
     return list(journey.hashes)
 
 

@@ -89,6 +89,13 @@ async def test_transfer_fails_after_the_first_token() -> None:
         await check_answer(stack, "transfer_failed")
 
 
+async def test_blocks_that_were_sent_again_are_told_once() -> None:
+    async with running(stack_of(1, 1)) as stack:
+        stack.decode[0].num_refetched_blocks = 3
+        await check_answer(stack, "blocks_refetched")
+        assert stack.sample("twostroke_fallbacks_total", reason="blocks_refetched") == 1
+
+
 async def test_lease_expires_on_decode() -> None:
     async with running(stack_of(1, 1)) as stack:
         stack.prefill[0].points.actions["computed"] = hang

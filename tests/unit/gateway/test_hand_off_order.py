@@ -19,7 +19,9 @@ HANDED_OFF = PrefillEvent(handed_off=HandedOff(num_blocks_pushed=3))
 
 
 def tokens(*token_ids: int, is_last: bool = False, cached: int | None = None, queue_s: float = 0.25) -> GenerateEvent:
+    """The token at output position n has the id n + 1, in the four tokens of an answer."""
     event = GenerateEvent(
+        first_position=token_ids[0] - 1 if token_ids else 4,
         tokens=[OutputToken(token_id=token_id) for token_id in token_ids],
         finish_reason=FINISH_REASON_LENGTH if is_last else FINISH_REASON_UNSPECIFIED,
     )
@@ -56,7 +58,8 @@ def ticking() -> Callable[[], float]:
 def make(*outcomes: Outcome | tuple[Role, Outcome], has_prefill: bool = True) -> tuple[HandOff, RequestTimes]:
     times = RequestTimes()
     legs, transfer = ScriptedLegs(*outcomes), KVTransfer()
-    return HandOff(legs, times, transfer, ticking(), has_prefill=has_prefill), times  # type: ignore[arg-type]
+    hand_off = HandOff(legs, times, transfer, ticking(), num_delivered=0, has_prefill=has_prefill)  # type: ignore[arg-type]
+    return hand_off, times
 
 
 async def read(hand_off: HandOff) -> list[int]:
@@ -112,7 +115,7 @@ async def test_what_the_client_waited_for_the_transfer(
     outcomes: tuple[Outcome | tuple[Role, Outcome], ...], transfer: KVTransfer
 ) -> None:
     seen = KVTransfer()
-    hand_off = HandOff(ScriptedLegs(*outcomes), RequestTimes(), seen, ticking(), has_prefill=True)  # type: ignore[arg-type]
+    hand_off = HandOff(ScriptedLegs(*outcomes), RequestTimes(), seen, ticking(), num_delivered=0, has_prefill=True)  # type: ignore[arg-type]
     hand_off.kv_bytes = 3000
     await read(hand_off)
     assert seen == transfer
@@ -132,6 +135,10 @@ FAILURES: list[tuple[tuple[Outcome | tuple[Role, Outcome], ...], Role, type[Twos
     ((PUSH_ABANDONED, FIRST), Role.DECODE, PushAbandoned),
     ((FIRST, PUSH_ABANDONED), Role.DECODE, PushAbandoned),
     ((tokens(2, 3, is_last=True), DECODE_ENDED, PREFILL_GONE), Role.PREFILL, PeerLost),
+    ((FIRST, tokens(3, 4, is_last=True)), Role.DECODE, TransferError),
+    ((FIRST, tokens(2), tokens(2)), Role.DECODE, TransferError),
+    ((FIRST, tokens(2, 3), tokens(is_last=True)), Role.DECODE, TransferError),
+    ((FIRST, tokens(3), tokens(2)), Role.DECODE, TransferError),
 ]
 
 

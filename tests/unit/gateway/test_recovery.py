@@ -14,6 +14,7 @@ from common.errors import (
     PeerLost,
     TwostrokeError,
 )
+from gateway.generation import OnFailure
 from gateway.placement import Fallback, Role
 from gateway.recovery import Failure, NextStep, Recovery, recover
 
@@ -29,6 +30,7 @@ BASE = Failure(
     strict=False,
 )
 AGAIN, RECOMPUTE, GIVE_UP = NextStep.AGAIN, NextStep.RECOMPUTE, Recovery(NextStep.GIVE_UP)
+MOVE = Recovery(NextStep.MOVE)
 ALONE = replace(BASE, role=Role.DECODE, had_prefill=False, other_prefill=False)
 
 CASES = [
@@ -40,7 +42,9 @@ CASES = [
     (replace(BASE, error=CorruptFrame("x"), has_tokens=True), Recovery(RECOMPUTE, Fallback.TRANSFER_FAILED)),
     (replace(BASE, role=Role.DECODE, error=CorruptFrame("x")), Recovery(AGAIN, Fallback.PREFILL_RETRIED)),
     (replace(BASE, role=Role.DECODE), Recovery(AGAIN, Fallback.DECODE_RETRIED)),
-    (replace(BASE, role=Role.DECODE, has_tokens=True), Recovery(RECOMPUTE, Fallback.DECODE_LOST)),
+    (replace(BASE, role=Role.DECODE, has_tokens=True), MOVE),
+    (replace(BASE, role=Role.DECODE, has_tokens=True, strict=True), MOVE),
+    (replace(BASE, role=Role.DECODE, has_tokens=True, error=NoRoom("x")), Recovery(RECOMPUTE, Fallback.DECODE_LOST)),
     (
         replace(BASE, role=Role.DECODE, is_running=False, error=CorruptFrame("x")),
         Recovery(AGAIN, Fallback.DECODE_RETRIED),
@@ -60,6 +64,21 @@ CASES = [
     (replace(BASE, strict=True, other_prefill=False), GIVE_UP),
     (replace(ALONE, strict=True), Recovery(AGAIN, Fallback.DECODE_RETRIED)),
     (replace(ALONE, strict=True, has_tokens=True), GIVE_UP),
+    (replace(BASE, on_failure=OnFailure.FAIL), GIVE_UP),
+    (replace(BASE, on_failure=OnFailure.FAIL, role=Role.DECODE, has_tokens=True), GIVE_UP),
+    (replace(BASE, on_failure=OnFailure.FAIL, error=CorruptFrame("x")), GIVE_UP),
+    (replace(BASE, on_failure=OnFailure.FAIL, error=NoRoom("x")), Recovery(AGAIN)),
+    (replace(BASE, on_failure=OnFailure.RECOMPUTE), Recovery(RECOMPUTE, Fallback.PREFILL_LOST)),
+    (
+        replace(BASE, on_failure=OnFailure.RECOMPUTE, error=CorruptFrame("x")),
+        Recovery(RECOMPUTE, Fallback.TRANSFER_FAILED),
+    ),
+    (
+        replace(BASE, on_failure=OnFailure.RECOMPUTE, role=Role.DECODE, has_tokens=True),
+        Recovery(RECOMPUTE, Fallback.DECODE_LOST),
+    ),
+    (replace(BASE, on_failure=OnFailure.RECOMPUTE, role=Role.DECODE), Recovery(AGAIN, Fallback.DECODE_RETRIED)),
+    (replace(BASE, on_failure=OnFailure.RECOMPUTE, strict=True), GIVE_UP),
 ]
 
 

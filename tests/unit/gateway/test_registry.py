@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 import pytest
 
@@ -11,7 +12,7 @@ from common.pb import worker_pb2
 from common.tokenizer_files import tokenizer_digest
 from gateway.placement import Role
 from gateway.worker import Worker, WorkerState
-from tests.support.fake_worker import FINGERPRINT, TOKENIZER_FILES, FakeWorker
+from tests.support.fake_worker import FINGERPRINT, LAYOUT, TOKENIZER_FILES, FakeWorker
 from tests.support.fake_workers import FakeDecode, FakePrefill
 from tests.support.gateway_stack import PATIENCE_S, GatewayStack
 
@@ -98,6 +99,71 @@ async def test_another_fingerprint_is_refused_and_asked_again() -> None:
 async def test_another_layout_is_refused() -> None:
     prefill, _, stack = one_each()
     prefill.layout = KVLayout(KVFormat.FP32, 16, 2, 1, 8)
+    await check_refused(prefill, stack, "int8 block_size=16", "fp32 block_size=16")
+
+
+@pytest.mark.parametrize("changed", [{"block_size": 32}, {"num_layers": 3}, {"head_dim": 16}])
+async def test_another_shape_is_refused_with_both_and_not_as_another_digest(changed: dict[str, int]) -> None:
+    prefill, _, stack = one_each()
+    prefill.layout = replace(prefill.layout, **changed)
+    prefill.fingerprint = b"\xab" * 32
+    await check_refused(prefill, stack, LAYOUT.describe(), prefill.layout.describe(), "KV layout")
+
+
+async def test_another_numeric_path_is_refused_by_name() -> None:
+    prefill, _, stack = one_each()
+    prefill.numerics, prefill.fingerprint = "int8", b"\xab" * 32
+    await check_refused(prefill, stack, "numerics int8", "numerics fake")
+
+
+def unquantized(fake: FakeWorker, as_int8: bytes) -> None:
+    fake.layout = replace(LAYOUT, format=KVFormat.FP32)
+    fake.fingerprint = b"\xab" * 32
+    fake.narrower_fingerprints = {"int8": as_int8}
+
+
+async def test_a_prefill_worker_with_a_wider_format_and_all_else_equal_is_taken_and_the_deployment_says_so() -> None:
+    prefill, _, stack = one_each()
+    unquantized(prefill, FINGERPRINT)
+    async with started(stack):
+        await stack.until_ready()
+        deployment = stack.registry.deployment
+        assert deployment is not None
+        assert (deployment.fingerprint, deployment.layout, deployment.is_exact) == (FINGERPRINT, LAYOUT, False)
+        for part in ("p0", "fp32", "int8", "depends on which of them computed the prompt"):
+            assert part in deployment.inexact_reason
+
+
+async def test_a_wider_format_of_another_model_is_refused() -> None:
+    prefill, _, stack = one_each()
+    unquantized(prefill, b"\xcd" * 32)
+    await check_refused(prefill, stack, (b"\xcd" * 32).hex(), FINGERPRINT.hex(), "model fingerprint")
+
+
+async def test_a_wider_format_of_another_block_size_is_refused() -> None:
+    prefill, _, stack = one_each()
+    unquantized(prefill, FINGERPRINT)
+    prefill.layout = replace(prefill.layout, block_size=32)
+    await check_refused(prefill, stack, "fp32 block_size=32", "int8 block_size=16")
+
+
+async def test_a_decode_worker_with_a_wider_format_is_refused() -> None:
+    """It only receives; and what it computes itself would be other values under the same names."""
+    decodes = [FakeDecode("d0"), FakeDecode("d1")]
+    stack = GatewayStack([], decodes)
+    async with started(stack):
+        await stack.until_ready()
+        unquantized(decodes[1], FINGERPRINT)
+        await decodes[1].stop()
+        await decodes[1].start()
+        await until(lambda: worker_of(stack, decodes[1]).state is WorkerState.REFUSED)
+        [reason] = stack.registry.not_ready()
+        assert "fp32 block_size=16" in reason
+
+
+async def test_a_narrower_prefill_is_refused() -> None:
+    prefill, decode, stack = one_each()
+    decode.layout = replace(LAYOUT, format=KVFormat.FP32)
     await check_refused(prefill, stack, "int8 block_size=16", "fp32 block_size=16")
 
 

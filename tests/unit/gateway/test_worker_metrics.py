@@ -11,7 +11,7 @@ from gateway.worker_metrics import WorkerCollector
 
 
 async def test_every_field_is_shown() -> None:
-    worker = Worker("10.0.0.1:1", Role.PREFILL, open_channel("127.0.0.1:9"), lambda: 0.0)
+    worker = Worker("10.0.0.1:1", Role.PREFILL, open_channel("127.0.0.1:9"))
     worker.info = WorkerInfo(worker_id="p0", incarnation=b"\x01" * 16, backend="cpu")
     worker.state = WorkerState.READY
     fields = [field for field in WorkerStatus.DESCRIPTOR.fields if field.type != FieldDescriptor.TYPE_BYTES]
@@ -36,7 +36,7 @@ async def test_every_field_is_shown() -> None:
 
 
 async def test_unknown_workers_are_left_out() -> None:
-    worker = Worker("10.0.0.1:1", Role.DECODE, open_channel("127.0.0.1:9"), lambda: 0.0)
+    worker = Worker("10.0.0.1:1", Role.DECODE, open_channel("127.0.0.1:9"))
     registry = CollectorRegistry()
     registry.register(WorkerCollector(lambda: [worker]))
     assert 'worker="' not in generate_latest(registry).decode()
