@@ -9,26 +9,26 @@ hardly ever moves a weight by one step.
 
 import torch
 
-from common.model.int8_product import QuantizedWeight, quantize_weight
-from kernels.contract import QUANT_MAX
+from common.model.int8_product import QuantizedWeight, integer_product, quantize_weight
+from kernels.contract import QUANT_MAX, Ops
 from kernels.quantized import ZERO_POINT, QuantizedRows
 
-ROUNDING = "gptq1"
+ROUNDING = "gptq2"
 """Names everything here and in `calibration` that an integer depends on, the text apart. Whoever changes it gives it
 another name."""
 _DAMPING = 0.01
 """Share of the mean square of an input that is added to each: rounding must not rely on few tokens' coincidences."""
 _LARGEST_SCALE_QUANTILE = 0.9
 """Rows of a larger scale than this share of all rows have are counted with this one: no token outweighs the others."""
-_EXACT_ROWS = 2**24 // QUANT_MAX**2
-"""Sums of products of so many rows are integers that fp32 can hold."""
+_EXACT_ROWS = 1024
+"""Sums of products of so many rows are integers that fp32 can hold: at most 2^24 / 127^2."""
 _BLOCK = 32
 """Columns whose errors reach the later ones together, in one product."""
-_SLAB = 8192
+_SLAB = 2048
 """Output channels rounded at a time; they do not depend on one another."""
 
 
-def second_moments(rows: QuantizedRows) -> torch.Tensor | None:
+def second_moments(rows: QuantizedRows, ops: Ops) -> torch.Tensor | None:
     """Sums over rows of products of two inputs, up to a common factor: [K, K] fp64 integers. None without finite rows.
 
     Rows are brought to one scale and rounded to int8 again.
@@ -39,10 +39,12 @@ def second_moments(rows: QuantizedRows) -> torch.Tensor | None:
         return None
     largest = scales.sort().values[int(_LARGEST_SCALE_QUANTILE * (scales.numel() - 1))]
     values = rows.values[is_finite].float().sub_(ZERO_POINT)
-    values.mul_((scales / largest).clamp_max_(1.0)[:, None]).round_()
-    moments = torch.zeros((values.shape[1], values.shape[1]), dtype=torch.float64)
-    for part in values.split(_EXACT_ROWS):
-        moments += part.T @ part
+    values = values.mul_((scales / largest).clamp_max_(1.0)[:, None]).round_().T.contiguous()
+    moments = torch.zeros((values.shape[0], values.shape[0]), dtype=torch.float64)
+    ones = torch.ones(values.shape[0])
+    for part in values.split(_EXACT_ROWS, dim=1):
+        product = integer_product(ops, QuantizedWeight(part.to(torch.int8), ones))
+        moments += product(QuantizedRows((part + ZERO_POINT).to(torch.uint8), ones))
     return moments
 
 

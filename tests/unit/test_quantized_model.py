@@ -17,10 +17,11 @@ from common.config import cache_dir
 from common.errors import ModelLoadError
 from common.kv.layout import KVFormat
 from common.model import quantized_model
-from common.model.calibration.calibrated_weights import nearest_weights
-from common.model.calibration.layer_inputs import PRODUCTS, LayerRunner
+from common.model.calibration.balancing import balanced_layer
+from common.model.calibration.calibrated_weights import layer_moments, nearest_weights
+from common.model.calibration.layer_inputs import LayerRunner
 from common.model.calibration.token_ids import calibration_sequences
-from common.model.int8_product import QuantizedWeight
+from common.model.int8_product import QuantizedWeight, quantize_weight
 from common.model.linear import Numerics
 from common.model.loading import prepare_model
 from common.model.prepared import PreparedModel
@@ -107,26 +108,29 @@ def test_every_product_errs_less_on_the_calibration_text_than_rounded_to_nearest
     rotated, sequences = rotate(prepared.config, load_weights(prepared, CPU)), calibration_sequences(prepared)
     calibrated = load_quantized(prepared, tmp_path, CPU, quietly).rotated
     assert replace(calibrated, weights=rotated.weights) == rotated
-    nearest = dict(nearest_weights(rotated.weights))
-    runner = LayerRunner(rotated.config, rotated.down_block, select(CPU, "cpu", cache_dir()), sequences)
+    ops = select(CPU, "cpu", cache_dir())
+    runner = LayerRunner(rotated.config, rotated.down_block, ops, sequences)
     tokens = torch.tensor([token_id for sequence in sequences for token_id in sequence])
-    residual, read = rotated.weights["model.embed_tokens.weight"][tokens], {}
+    residual = rotated.weights["model.embed_tokens.weight"][tokens]
     for layer in range(rotated.config.num_layers):
         prefix = f"model.layers.{layer}."
-        weights = {name.removeprefix(prefix): weight for name, weight in nearest.items() if name.startswith(prefix)}
-        run = runner.run(layer, weights, residual)
-        for products, rows in zip(PRODUCTS, run.inputs, strict=True):
-            read |= {f"{prefix}{product}.weight": rows for product in products}
+        weights = {n.removeprefix(prefix): rotated.weights[n] for n in rotated.weights if n.startswith(prefix)}
+        run = runner.run(layer, dict(nearest_weights(weights)), residual)
+        balanced = balanced_layer(rotated, weights, layer_moments(run, ops))
+        for product, moments in balanced.moments.items():
+            errs_less(balanced.weights[f"{product}.weight"], calibrated.weights, f"{prefix}{product}.weight", moments)
         residual = run.residual
-    for name, rows in {**read, "lm_head.weight": run.head_input}.items():
-        moments, weight = second_moments(rows), rotated.weights[name]
-        assert moments is not None
-        errors = [squared_error(weight, stored(made, name), moments) for made in (calibrated.weights, nearest)]
-        assert errors[0] < 0.95 * errors[1], name
+    moments = second_moments(run.head_input, ops)
+    errs_less(rotated.weights["lm_head.weight"], calibrated.weights, "lm_head.weight", moments)
 
 
-def stored(weights: Mapping[str, torch.Tensor], name: str) -> QuantizedWeight:
-    return QuantizedWeight(weights[name], weights[f"{name}_scales"])
+def errs_less(
+    weight: torch.Tensor, calibrated: Mapping[str, torch.Tensor], name: str, moments: torch.Tensor | None
+) -> None:
+    assert moments is not None
+    made = QuantizedWeight(calibrated[name], calibrated[f"{name}_scales"])
+    errors = [squared_error(weight, quantized, moments) for quantized in (made, quantize_weight(weight))]
+    assert errors[0] < 0.95 * errors[1], name
 
 
 def test_the_number_of_threads_changes_no_weight(llama: PreparedModel, tmp_path: Path) -> None:

@@ -5,10 +5,15 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from common.config import cache_dir
 from common.model.int8_product import quantize_weight
 from common.model.weight_rounding import WeightRounder, second_moments
+from kernels.ops import select
 from kernels.quantized import ZERO_POINT, QuantizedRows
 from tests.support.output_error import squared_error
+
+CPU = torch.device("cpu")
+REFERENCE = select(CPU, "reference")
 
 
 @pytest.fixture(autouse=True)
@@ -33,7 +38,7 @@ def random_weight(num_out: int, width: int, seed: int = 1) -> torch.Tensor:
 
 
 def moments_of(rows: QuantizedRows) -> torch.Tensor:
-    moments = second_moments(rows)
+    moments = second_moments(rows, REFERENCE)
     assert moments is not None
     return moments
 
@@ -84,6 +89,11 @@ def test_moments_are_sums_of_exact_integers_whatever_the_threads_and_the_order()
     assert all(torch.equal(moments, found[0]) for moments in found)
 
 
+def test_every_backend_finds_the_same_moments() -> None:
+    rows = correlated_rows(2500, 70)
+    assert torch.equal(moments_of(rows), second_moments(rows, select(CPU, "cpu", cache_dir())))
+
+
 def test_moments_are_those_of_the_rows() -> None:
     rows = correlated_rows(400, 24)
     values = (rows.values.double() - ZERO_POINT) * rows.scales.clamp_max(rows.scales.sort().values[359])[:, None]
@@ -107,7 +117,7 @@ def test_rows_that_are_not_finite_are_left_out() -> None:
     kept = torch.arange(100) != 3
     expected = moments_of(QuantizedRows(rows.values[kept], rows.scales[kept]))
     assert torch.equal(moments_of(QuantizedRows(rows.values, scales)), expected)
-    assert second_moments(QuantizedRows(rows.values, torch.full((100,), torch.nan))) is None
+    assert second_moments(QuantizedRows(rows.values, torch.full((100,), torch.nan)), REFERENCE) is None
 
 
 def test_inputs_that_are_always_zero_are_rounded_to_nearest() -> None:

@@ -5,12 +5,12 @@ from collections.abc import Iterator, Mapping, Sequence
 import torch
 import torch.nn.functional as F
 
-from common.model.calibration.layer_inputs import PRODUCTS, LayerRunner
+from common.model.calibration.balancing import BalancedLayer, balanced_layer
+from common.model.calibration.layer_inputs import PRODUCTS, LayerRun, LayerRunner
 from common.model.int8_product import QuantizedWeight, quantize_weight
 from common.model.rotation import RotatedModel
 from common.model.weight_rounding import WeightRounder, second_moments
 from kernels.contract import Ops
-from kernels.quantized import QuantizedRows
 
 _EMBEDDING, _NORM, _HEAD = "model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"
 NamedTensors = Iterator[tuple[str, torch.Tensor]]
@@ -32,11 +32,23 @@ def calibrated_weights(rotated: RotatedModel, ops: Ops, sequences: Sequence[Sequ
             name.removeprefix(prefix): rotated.weights[name] for name in rotated.weights if name.startswith(prefix)
         }
         run = runner.run(layer, dict(nearest_weights(weights)), residual)
-        for name, tensor in _rounded_layer(weights, run.inputs):
+        balanced = balanced_layer(rotated, weights, layer_moments(run, ops))
+        for name, tensor in _rounded_layer(balanced):
             yield f"{prefix}{name}", tensor
         residual, head_input = run.residual, run.head_input
     yield _NORM, rotated.weights[_NORM]
-    yield from _rounded({_HEAD: rotated.weights[_HEAD]}, head_input)
+    yield from _rounded({_HEAD: rotated.weights[_HEAD]}, second_moments(head_input, ops))
+
+
+def layer_moments(run: LayerRun, ops: Ops) -> dict[str, torch.Tensor]:
+    """Second moments by the product that reads; absent where the model computes no finite value."""
+    of_inputs = [second_moments(rows, ops) for rows in run.inputs]
+    return {
+        product: moments
+        for products, moments in zip(PRODUCTS, of_inputs, strict=True)
+        for product in products
+        if moments is not None
+    }
 
 
 def nearest_weights(weights: Mapping[str, torch.Tensor]) -> NamedTensors:
@@ -48,16 +60,15 @@ def nearest_weights(weights: Mapping[str, torch.Tensor]) -> NamedTensors:
             yield name, weight
 
 
-def _rounded_layer(weights: Mapping[str, torch.Tensor], inputs: Sequence[QuantizedRows]) -> NamedTensors:
-    """`weights` without their layer's prefix; `inputs` as PRODUCTS."""
-    yield from ((name, weight) for name, weight in weights.items() if weight.dim() == 1)
-    for products, rows in zip(PRODUCTS, inputs, strict=True):
-        yield from _rounded({f"{product}.weight": weights[f"{product}.weight"] for product in products}, rows)
+def _rounded_layer(layer: BalancedLayer) -> NamedTensors:
+    yield from ((name, weight) for name, weight in layer.weights.items() if weight.dim() == 1)
+    for products in PRODUCTS:
+        matrices = {f"{product}.weight": layer.weights[f"{product}.weight"] for product in products}
+        yield from _rounded(matrices, layer.moments.get(products[0]))
 
 
-def _rounded(matrices: Mapping[str, torch.Tensor], rows: QuantizedRows) -> NamedTensors:
+def _rounded(matrices: Mapping[str, torch.Tensor], moments: torch.Tensor | None) -> NamedTensors:
     """Matrices that read the same input."""
-    moments = second_moments(rows)
     if moments is None:  # the model computes no finite value here: no rounding is better than another
         yield from nearest_weights(matrices)
         return

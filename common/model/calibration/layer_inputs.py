@@ -13,6 +13,7 @@ from common.kv.cache import KVCache
 from common.kv.layout import KVFormat, KVLayout
 from common.model.batch import ScheduledTokens, build_batch
 from common.model.config import ModelConfig
+from common.model.int8_product import IntegerProduct, QuantizedWeight, integer_product
 from common.model.linear import Numerics
 from common.model.transformer import Transformer
 from kernels.contract import Ops
@@ -103,6 +104,9 @@ class _Recorder:
 
     def add_scaled(self, x: torch.Tensor, product: torch.Tensor, row_scales: torch.Tensor) -> torch.Tensor:
         return self._quantizer.add_scaled(x, product, row_scales)
+
+    def make_integer_product(self, values: torch.Tensor, scales: torch.Tensor) -> IntegerProduct:
+        return integer_product(self._ops, QuantizedWeight(values, scales))
 
     def _keep(self, rows: QuantizedRows) -> QuantizedRows:
         # Copies, since a backend may use its buffers again.
