@@ -70,9 +70,14 @@ def _largest_sum(values: torch.Tensor) -> int:
     return QUANT_MAX * int(values.abs().sum(dim=1, dtype=torch.int32).max())
 
 
+def weight_scales(weight: torch.Tensor) -> torch.Tensor:
+    """weight [N, K] fp32 -> [N]: a channel's largest weight becomes QUANT_MAX steps."""
+    return (weight.abs().amax(dim=1) / QUANT_MAX).clamp_min(_WEIGHT_SCALE_FLOOR)
+
+
 def quantize_weight(weight: torch.Tensor) -> QuantizedWeight:
     """weight [N, K] fp32: one scale for each output channel, rounded to nearest even."""
-    scales = (weight.abs().amax(dim=1) / QUANT_MAX).clamp_min(_WEIGHT_SCALE_FLOOR)
+    scales = weight_scales(weight)
     values = (weight / scales[:, None]).round_()
     if not scales.isfinite().all():
         # A NaN or an Inf makes its channel's scale so, and with it every result of the channel; no integer can hold it.

@@ -9,7 +9,7 @@ hardly ever moves a weight by one step.
 
 import torch
 
-from common.model.int8_product import QuantizedWeight, integer_product, quantize_weight
+from common.model.int8_product import QuantizedWeight, integer_product, weight_scales
 from kernels.contract import QUANT_MAX, Ops
 from kernels.quantized import ZERO_POINT, QuantizedRows
 
@@ -22,8 +22,10 @@ _LARGEST_SCALE_QUANTILE = 0.9
 """Rows of a larger scale than this share of all rows have are counted with this one: no token outweighs the others."""
 _EXACT_ROWS = 1024
 """Sums of products of so many rows are integers that fp32 can hold: at most 2^24 / 127^2."""
-_BLOCK = 32
-"""Columns whose errors reach the later ones together, in one product."""
+_BLOCK = 128
+"""Columns whose errors reach those beyond together, in one product ..."""
+_PART = 16
+"""... and these the rest of their block."""
 _SLAB = 2048
 """Output channels rounded at a time; they do not depend on one another."""
 
@@ -56,24 +58,33 @@ class WeightRounder:
 
     def quantize(self, weight: torch.Tensor) -> QuantizedWeight:
         """weight [N, K] fp32: scales as `quantize_weight` chooses them, other integers."""
-        nearest = quantize_weight(weight)
+        scales = weight_scales(weight)
         slabs = [
-            self._rounded(part.T.contiguous().double().div_(scales).nan_to_num_(0.0, 0.0, 0.0)).T
-            for part, scales in zip(weight.split(_SLAB), nearest.scales.split(_SLAB), strict=True)
+            self._rounded(part.T.contiguous().double().div_(of_part).nan_to_num_(0.0, 0.0, 0.0)).T
+            for part, of_part in zip(weight.split(_SLAB), scales.split(_SLAB), strict=True)
         ]
-        return QuantizedWeight(torch.cat(slabs), nearest.scales)
+        return QuantizedWeight(torch.cat(slabs), scales)
 
     def _rounded(self, columns: torch.Tensor) -> torch.Tensor:
-        """columns [K, N] fp64 in steps of their scales -> int8."""
+        """columns [K, N] fp64 in steps of their scales, mutated -> int8."""
         errors = torch.empty_like(columns)
         for start in range(0, columns.shape[0], _BLOCK):
             end = min(start + _BLOCK, columns.shape[0])
             wanted = columns[start:end] + self._feedback[:start, start:end].T @ errors[:start]
-            for index in range(start, end):
-                rounded = wanted[index - start].round().clamp_(-QUANT_MAX, QUANT_MAX)
-                torch.sub(columns[index], rounded, out=errors[index])
-                wanted[index - start + 1 :].addr_(self._feedback[index, index + 1 : end], errors[index])
-        return (columns - errors).round_().to(torch.int8)
+            for first in range(start, end, _PART):
+                self._round_part(columns, errors, wanted[first - start : first - start + _PART], start, first)
+        return columns.sub_(errors).round_().to(torch.int8)
+
+    def _round_part(
+        self, columns: torch.Tensor, errors: torch.Tensor, wanted: torch.Tensor, block_start: int, start: int
+    ) -> None:
+        """Sets errors[start : start + len(wanted)]; wanted, mutated: these columns with the errors before the block."""
+        end = start + wanted.shape[0]
+        wanted.addmm_(self._feedback[block_start:start, start:end].T, errors[block_start:start])
+        for index in range(start, end):
+            rounded = wanted[index - start].round().clamp_(-QUANT_MAX, QUANT_MAX)
+            torch.sub(columns[index], rounded, out=errors[index])
+            wanted[index - start + 1 :].addr_(self._feedback[index, index + 1 : end], errors[index])
 
 
 def _feedback(moments: torch.Tensor) -> torch.Tensor:

@@ -59,15 +59,15 @@ def test_outputs_err_less_than_rounded_to_nearest(num_out: int, width: int, num_
 def test_each_column_makes_up_for_the_errors_before_it() -> None:
     """Against the recursion written down as it reads: a column's target is its weight and what its predecessors'
     errors, in the outputs, would be mended by."""
-    moments, weight = moments_of(correlated_rows(500, 40)), random_weight(3, 40)
+    moments, weight = moments_of(correlated_rows(500, 150)), random_weight(3, 150)
     nearest = quantize_weight(weight)
     steps = weight.double() / nearest.scales.double()[:, None]
-    damped = moments + 0.01 * moments.diagonal().mean() * torch.eye(40, dtype=torch.float64)
+    damped = moments + 0.01 * moments.diagonal().mean() * torch.eye(150, dtype=torch.float64)
     left = steps.clone()
     expected = torch.empty_like(steps)
-    for column in range(40):
+    for column in range(150):
         expected[:, column] = left[:, column].round().clamp(-127, 127)
-        if column < 39:
+        if column < 149:
             # The best change of the columns still free, given this one's error.
             error = left[:, column] - expected[:, column]
             later = slice(column + 1, None)
