@@ -1,4 +1,5 @@
-"""Real text that every installation has: parts of Python and of this project's dependencies, in several styles."""
+"""Real text that every installation has: parts of Python and of this project's dependencies, in several styles; and,
+since none of them carries another language, a German text of our own. None of it is calibration text."""
 
 import decimal
 import difflib
@@ -9,6 +10,7 @@ import random
 import statistics
 import textwrap
 from importlib.metadata import distribution, metadata
+from pathlib import Path
 from pydoc_data.topics import topics
 from types import ModuleType
 
@@ -27,6 +29,7 @@ def bundled_texts() -> dict[str, str]:
         "readme": "\n\n".join(_description(name) for name in _DESCRIBED),
         "code": "\n\n".join(inspect.getsource(module) for module in _CODE),
         "licence": _license(_LICENSED),
+        "german": (Path(__file__).parent / "german.txt").read_text(encoding="utf-8"),
     }
 
 

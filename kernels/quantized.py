@@ -3,6 +3,7 @@
 A row's values and scale depend on nothing but the row. Weights, products and rotation are not known here.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -40,6 +41,17 @@ class RowQuantizer(Protocol):
 
     def add_scaled(self, x: torch.Tensor, product: torch.Tensor, row_scales: torch.Tensor) -> torch.Tensor:
         """x + product * row_scales, each operation rounded; x, product [T, N] fp32, row_scales [T] fp32."""
+
+
+@runtime_checkable
+class IntegerProducts(Protocol):
+    """What a backend offers whose integer products are faster than fp32 ones."""
+
+    def make_integer_product(
+        self, values: torch.Tensor, scales: torch.Tensor
+    ) -> Callable[[QuantizedRows], torch.Tensor]:
+        """values [N, K] int8 within ±127, scales [N] fp32 -> from rows [T, K] to [T, N] fp32: fp32(sum over k of
+        (rows.values - ZERO_POINT) * values) * scales, not yet times rows.scales. The sums are exact."""
 
 
 def row_quantizer(ops: Ops) -> RowQuantizer:

@@ -21,7 +21,6 @@ from common.model.loading import prepare_model
 from common.model.model_cache import Progress
 from common.model.prepared import PreparedModel
 from common.model.quantized_model import load_quantized
-from common.model.rotation import ROTATION
 from common.model.runner import ModelRunner
 from common.model.sampler import SampleRow, sample
 from common.model.transformer import ForwardPass, Transformer
@@ -79,6 +78,12 @@ class LoadedModel:
             sample(logits, [SampleRow(params, 0, (), ())] * logits.shape[0])
 
 
+@dataclass(frozen=True, slots=True)
+class LoadedForwardPass:
+    forward_pass: ForwardPass
+    numerics_name: str  # the numeric path with everything that the values of K and V depend on
+
+
 def load_model(
     *,
     source: str,
@@ -108,15 +113,15 @@ def load_model(
     ops = _select_ops(on_device, backend, cache_dir)
     numeric_path = _resolve_numerics(numerics, ops)
     progress(f"loading {prepared.name} on {ops.description}")
-    transformer = load_transformer(prepared, cache_dir, ops, on_device, numeric_path, served_len, progress)
+    loaded = load_transformer(prepared, cache_dir, ops, on_device, numeric_path, served_len, progress)
     return LoadedModel(
         prepared=prepared,
         config=config,
         layout=layout,
         numerics=numeric_path,
-        fingerprint=fingerprint(prepared, layout, fingerprinted_numerics(numeric_path)),
-        narrower_fingerprints=narrower_fingerprints(prepared, layout, fingerprinted_numerics(numeric_path)),
-        runner=ModelRunner(transformer, _make_cache(layout, num_blocks, on_device)),
+        fingerprint=fingerprint(prepared, layout, loaded.numerics_name),
+        narrower_fingerprints=narrower_fingerprints(prepared, layout, loaded.numerics_name),
+        runner=ModelRunner(loaded.forward_pass, _make_cache(layout, num_blocks, on_device)),
         ops=ops,
         max_model_len=served_len,
     )
@@ -130,24 +135,25 @@ def load_transformer(
     numerics: Numerics,
     max_model_len: int | None,
     progress: Progress,
-) -> ForwardPass:
+) -> LoadedForwardPass:
     """The model on its numeric path: rotated and quantized where activations are, which `cache_dir` keeps; compiled
     as a whole where the backend can."""
     if numerics is Numerics.REFERENCE:
-        return Transformer(prepared.config, load_weights(prepared, device), ops, device, numerics, max_model_len)
-    rotated = load_quantized(prepared, cache_dir, device, progress)
+        weights = load_weights(prepared, device)
+        plain = Transformer(prepared.config, weights, ops, device, numerics, max_model_len)
+        return LoadedForwardPass(plain, numerics.value)
+    quantized = load_quantized(prepared, cache_dir, device, progress)
+    rotated = quantized.rotated
     for reason in rotated.skipped:
         progress(f"not rotated: {reason}")
+    name = f"{numerics}-{quantized.name}"
     if isinstance(ops, StepCompiler):
         progress(f"products: {ops.product_description}")
-        return CompiledTransformer(rotated.config, rotated.weights, ops, max_model_len, rotated.down_block)
+        compiled = CompiledTransformer(rotated.config, rotated.weights, ops, max_model_len, rotated.down_block)
+        return LoadedForwardPass(compiled, name)
     progress("products: fp32 products of integers, for this backend has none of its own")
-    return Transformer(rotated.config, rotated.weights, ops, device, numerics, max_model_len, rotated.down_block)
-
-
-def fingerprinted_numerics(numerics: Numerics) -> str:
-    """The numeric path with everything that the values of K and V depend on."""
-    return numerics.value if numerics is Numerics.REFERENCE else f"{numerics}-{ROTATION}"
+    transformer = Transformer(rotated.config, rotated.weights, ops, device, numerics, max_model_len, rotated.down_block)
+    return LoadedForwardPass(transformer, name)
 
 
 def _resolve_device(device: str) -> torch.device:

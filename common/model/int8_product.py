@@ -4,13 +4,14 @@ The specification of compiled products. fp32 sums of integers are exact only whi
 can hold, so weights that could go beyond are cut into chunks of columns.
 """
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple, TypeAlias
 
 import torch
 import torch.nn.functional as F
 
-from kernels.contract import QUANT_MAX
-from kernels.quantized import ZERO_POINT, QuantizedRows
+from kernels.contract import QUANT_MAX, Ops
+from kernels.quantized import ZERO_POINT, IntegerProducts, QuantizedRows
 
 _WEIGHT_SCALE_FLOOR = 2.0**-100
 _MAX_EXACT = 2**24
@@ -22,6 +23,17 @@ class QuantizedWeight(NamedTuple):
 
     values: torch.Tensor  # [N, K] int8 within ±127
     scales: torch.Tensor  # [N] fp32
+
+
+IntegerProduct: TypeAlias = Callable[[QuantizedRows], torch.Tensor]
+"""As `Int8Product`, whatever computes it: the same bits."""
+
+
+def integer_product(ops: Ops, weight: QuantizedWeight) -> IntegerProduct:
+    """The backend's own, or plain torch where it has none."""
+    if isinstance(ops, IntegerProducts):
+        return ops.make_integer_product(weight.values, weight.scales)
+    return Int8Product(weight)
 
 
 class Int8Product:
@@ -58,9 +70,14 @@ def _largest_sum(values: torch.Tensor) -> int:
     return QUANT_MAX * int(values.abs().sum(dim=1, dtype=torch.int32).max())
 
 
+def weight_scales(weight: torch.Tensor) -> torch.Tensor:
+    """weight [N, K] fp32 -> [N]: a channel's largest weight becomes QUANT_MAX steps."""
+    return (weight.abs().amax(dim=1) / QUANT_MAX).clamp_min(_WEIGHT_SCALE_FLOOR)
+
+
 def quantize_weight(weight: torch.Tensor) -> QuantizedWeight:
     """weight [N, K] fp32: one scale for each output channel, rounded to nearest even."""
-    scales = (weight.abs().amax(dim=1) / QUANT_MAX).clamp_min(_WEIGHT_SCALE_FLOOR)
+    scales = weight_scales(weight)
     values = (weight / scales[:, None]).round_()
     if not scales.isfinite().all():
         # A NaN or an Inf makes its channel's scale so, and with it every result of the channel; no integer can hold it.

@@ -10,9 +10,9 @@ from typing import Protocol, TypeAlias
 import torch
 import torch.nn.functional as F
 
-from common.model.int8_product import Int8Product, QuantizedWeight, quantize_weight
+from common.model.int8_product import IntegerProduct, QuantizedWeight, integer_product, quantize_weight
 from kernels.contract import Ops
-from kernels.quantized import QuantizedRows, RowQuantizer, hadamard, row_quantizer
+from kernels.quantized import QuantizedRows, hadamard, row_quantizer
 
 Weight: TypeAlias = torch.Tensor | QuantizedWeight
 _EXACT_BACKENDS = ("cpu",)
@@ -81,7 +81,7 @@ def linear_maker(numerics: Numerics, ops: Ops) -> LinearMaker:
         case Numerics.REFERENCE:
             return _ReferenceMaker(ops)
         case Numerics.INT8:
-            return _Int8Maker(row_quantizer(ops))
+            return _Int8Maker(ops)
 
 
 class _ReferenceMaker:
@@ -106,31 +106,30 @@ class _ReferenceMaker:
 
 
 class _Int8Maker:
-    def __init__(self, quantizer: RowQuantizer) -> None:
-        self._quantizer = quantizer
+    def __init__(self, ops: Ops) -> None:
+        self._ops = ops
+        self._quantizer = row_quantizer(ops)
 
     def linear(self, weights: LinearWeights) -> Linear:
-        product, bias, quantizer = _int8_product(weights), weights.bias, self._quantizer
+        product, bias, quantizer = _int8_product(self._ops, weights), weights.bias, self._quantizer
         return lambda x: _scaled(product, quantizer.quantize_rows(x), bias)
 
     def norm_linear(self, norm: Norm, weights: LinearWeights) -> Linear:
-        product, bias, quantizer = _int8_product(weights, norm), weights.bias, self._quantizer
+        product, bias, quantizer = _int8_product(self._ops, weights, norm), weights.bias, self._quantizer
         return lambda x: _scaled(product, quantizer.rms_norm_quantize(x, norm.eps), bias)
 
     def mlp(self, norm: Norm, gate_up: LinearWeights, down: LinearWeights, hadamard_block: int) -> Linear:
-        return _Int8Mlp(self._quantizer, norm, gate_up, down, hadamard_block)
+        return _Int8Mlp(self._ops, norm, gate_up, down, hadamard_block)
 
 
 class _Int8Mlp:
     """Without biases the scales of gate_up's rows are applied where gate and up are read, in no pass of their own."""
 
-    def __init__(
-        self, quantizer: RowQuantizer, norm: Norm, gate_up: LinearWeights, down: LinearWeights, hadamard_block: int
-    ) -> None:
-        self._quantizer = quantizer
+    def __init__(self, ops: Ops, norm: Norm, gate_up: LinearWeights, down: LinearWeights, hadamard_block: int) -> None:
+        self._quantizer = row_quantizer(ops)
         self._eps = norm.eps
-        self._gate_up, self._gate_up_bias = _int8_product(gate_up, norm), gate_up.bias
-        self._down, self._down_bias = _int8_product(down), down.bias
+        self._gate_up, self._gate_up_bias = _int8_product(ops, gate_up, norm), gate_up.bias
+        self._down, self._down_bias = _int8_product(ops, down), down.bias
         self._hadamard_block = hadamard_block
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
@@ -145,14 +144,14 @@ class _Int8Mlp:
         return x + _scaled(self._down, gated, self._down_bias)
 
 
-def _int8_product(weights: LinearWeights, norm: Norm | None = None) -> Int8Product:
+def _int8_product(ops: Ops, weights: LinearWeights, norm: Norm | None = None) -> IntegerProduct:
     weight = weights.weight
     if not isinstance(weight, QuantizedWeight):
         weight = quantize_weight(weight if norm is None else weight * norm.weight)
-    return Int8Product(weight)
+    return integer_product(ops, weight)
 
 
-def _scaled(product: Int8Product, rows: QuantizedRows, bias: torch.Tensor | None) -> torch.Tensor:
+def _scaled(product: IntegerProduct, rows: QuantizedRows, bias: torch.Tensor | None) -> torch.Tensor:
     # Two roundings, never a fused one: a vector's body and its tail must round alike.
     y = product(rows).mul_(rows.scales[:, None])
     return y if bias is None else y.add_(bias)

@@ -19,6 +19,7 @@ ROTATION = "rot1"
 _SEED = 20_261_129
 _MAX_HADAMARD_FACTOR = 64
 _MAX_DOWN_BLOCK = 512
+_ROWS_AT_A_TIME = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +50,7 @@ class _RotatedWeights(Mapping[str, torch.Tensor]):
         self._weights = weights
         self._head_source = "model.embed_tokens.weight" if config.tie_word_embeddings else "lm_head.weight"
         self._residual = _residual_factors(config.hidden_size)
-        self._head_dim = hadamard_factors(config.head_dim) if _rotates_v(config) else []
+        self._head_dim = value_factors(config)
         self._down = hadamard_factors(_down_block(config))
 
     def __iter__(self) -> Iterator[str]:
@@ -63,8 +64,9 @@ class _RotatedWeights(Mapping[str, torch.Tensor]):
     def __getitem__(self, name: str) -> torch.Tensor:
         """In fp64 until the last rounding, so that another order of sums hardly ever changes an fp32 value."""
         weight = self._weights[self._head_source if name == "lm_head.weight" else name]
-        rotated = self._rotated(name, weight.double())
-        return rotated.float().contiguous()
+        if name in ("model.embed_tokens.weight", "lm_head.weight"):  # by far the largest: fp64 of a part at a time
+            return torch.cat([self._rotated(name, part.double()).float() for part in weight.split(_ROWS_AT_A_TIME)])
+        return self._rotated(name, weight.double()).float().contiguous()
 
     def _rotated(self, name: str, weight: torch.Tensor) -> torch.Tensor:
         if name.startswith("model.layers."):
@@ -103,6 +105,11 @@ class _RotatedWeights(Mapping[str, torch.Tensor]):
         """The norm's weight moves into the product that reads it: what is left of the norm commutes with a rotation."""
         norm_weight = self._weights[f"model.layers.{layer}.{norm}.weight"].double()
         return rotate_rows(weight * norm_weight, self._residual)
+
+
+def value_factors(config: ModelConfig) -> list[torch.Tensor]:
+    """Of the Hadamard transform of each head's V; none where it is not rotated."""
+    return hadamard_factors(config.head_dim) if _rotates_v(config) else []
 
 
 def _rotates_v(config: ModelConfig) -> bool:

@@ -18,7 +18,7 @@ from kernels.cpu.attention_entry import (
 from kernels.cpu.attention_kernel import ATTEND, JOIN
 from kernels.cpu.int8_matmul import CHOSEN, KERNELS
 from kernels.cpu.int8_ops import int8_product
-from kernels.cpu.int8_pack import PackedWeight
+from kernels.cpu.int8_pack import PackedWeight, pack_weight
 from kernels.cpu.kv_write import first_bad_slot, write_kv_rows
 from kernels.cpu.layer_fields import layer_fields
 from kernels.cpu.pool import HelperPool
@@ -37,7 +37,7 @@ _NAMED_FEATURES = ("avx2", "avx512f", "avx512vnni", "avx512bf16", "amx-int8", "n
 
 
 class CpuOps:
-    """See `kernels.contract.Ops`, `kernels.quantized.RowQuantizer` and `kernels.step.StepCompiler`.
+    """See `kernels.contract.Ops`, `kernels.quantized` (`RowQuantizer`, `IntegerProducts`), `kernels.step.StepCompiler`.
 
     Uses torch.get_num_threads() threads; results do not depend on their number.
     """
@@ -129,6 +129,12 @@ class CpuOps:
 
     def compile_step(self, model: StepModel) -> Step:
         return CompiledStep(model, self._pool)
+
+    def make_integer_product(
+        self, values: torch.Tensor, scales: torch.Tensor
+    ) -> Callable[[QuantizedRows], torch.Tensor]:
+        packed = pack_weight(values, scales)
+        return lambda rows: self.int8_product(rows.values, packed)
 
     def int8_product(
         self,

@@ -54,9 +54,9 @@ def _threads_restored() -> Iterator[None]:
 def make_both(case: str, folder: Path, ops: Ops) -> tuple[CompiledTransformer, Transformer]:
     family, changes = CASES[case]
     prepared = prepare_model(str(make_tiny_model(folder / "tiny", family, **changes)), folder / "cache", lambda _: None)
-    compiled = load_transformer(prepared, folder / "cache", ops, CPU, Numerics.INT8, 512, lambda _: None)
+    compiled = load_transformer(prepared, folder / "cache", ops, CPU, Numerics.INT8, 512, lambda _: None).forward_pass
     assert isinstance(compiled, CompiledTransformer)
-    rotated = load_quantized(prepared, folder / "cache", CPU, lambda _: None)
+    rotated = load_quantized(prepared, folder / "cache", CPU, lambda _: None).rotated
     plain = Transformer(rotated.config, rotated.weights, ops, CPU, Numerics.INT8, 512, rotated.down_block)
     return compiled, plain
 

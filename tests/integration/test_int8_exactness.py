@@ -38,7 +38,7 @@ class Case:
 def make_case(prepared: PreparedModel, cache: Path, length: int) -> Case:
     ops, config = select(CPU, "cpu", cache_dir()), prepared.config
     assert exactness(Numerics.INT8, ops.name) == (True, "")
-    transformer = load_transformer(prepared, cache, ops, CPU, Numerics.INT8, 1024, lambda _: None)
+    transformer = load_transformer(prepared, cache, ops, CPU, Numerics.INT8, 1024, lambda _: None).forward_pass
     lengths = [length, *(1 + (7 * i) % 70 for i in range(31))]
     generator = torch.Generator().manual_seed(0)
     return Case(transformer, [torch.randint(0, config.vocab_size, (n,), generator=generator).tolist() for n in lengths])

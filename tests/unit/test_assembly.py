@@ -1,5 +1,6 @@
 """Loading a worker's model: what is put together, how big the pool is, and what is refused by name."""
 
+import hashlib
 from pathlib import Path
 from typing import Any
 
@@ -71,10 +72,12 @@ def test_int8_is_exact_with_the_cpu_backend_alone(folder: Path, shared_cache: Pa
     plain.warm_up()
 
 
-def test_the_fingerprint_names_the_rotation(folder: Path, shared_cache: Path) -> None:
-    model = load(folder, shared_cache, numerics="int8")
-    assert model.fingerprint == fingerprint(model.prepared, model.layout, "int8-rot1")
-    assert model.fingerprint != load(folder, shared_cache).fingerprint
+def test_the_fingerprint_names_rotation_rounding_and_the_very_weights(folder: Path, tmp_path: Path) -> None:
+    model = load(folder, tmp_path, numerics="int8")
+    (file,) = tmp_path.glob("models/*int8*/int8_weights.safetensors")
+    digest = hashlib.sha256(file.read_bytes()).hexdigest()
+    assert model.fingerprint == fingerprint(model.prepared, model.layout, f"int8-rot1-gptq2-{digest}")
+    assert model.fingerprint != load(folder, tmp_path).fingerprint
 
 
 @pytest.mark.parametrize("num_blocks", [1, 2, 5, 200])

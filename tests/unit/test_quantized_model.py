@@ -1,9 +1,10 @@
-"""Quantized weights in the cache: the bits of weights quantized just now, made once, and made again when damaged."""
+"""Quantized weights in the cache: calibrated, made once, the same every time, and made again when damaged."""
 
+import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,12 @@ from filelock import FileLock
 from common.config import cache_dir
 from common.errors import ModelLoadError
 from common.kv.layout import KVFormat
+from common.model import quantized_model
+from common.model.calibration.balancing import balanced_layer
+from common.model.calibration.calibrated_weights import layer_moments, nearest_weights
+from common.model.calibration.layer_inputs import LayerRunner
+from common.model.calibration.token_ids import calibration_sequences
+from common.model.int8_product import QuantizedWeight, quantize_weight
 from common.model.linear import Numerics
 from common.model.loading import prepare_model
 from common.model.prepared import PreparedModel
@@ -22,8 +29,10 @@ from common.model.quantized_model import QUANTIZED_WEIGHTS, load_quantized, prep
 from common.model.rotation import RotatedModel, rotate
 from common.model.runner import ModelRunner
 from common.model.transformer import Transformer
+from common.model.weight_rounding import second_moments
 from common.model.weights import load_weights
 from kernels.ops import select
+from tests.support.output_error import squared_error
 from tests.support.paged_generation import make_cache, make_sequences, prefill
 from tests.support.tiny_models import VOCAB_SIZE, make_tiny_model
 
@@ -58,6 +67,23 @@ def silent(line: str) -> None:
     pytest.fail(f"unexpected progress: {line}")
 
 
+def quietly(line: str) -> None:
+    pass
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _kernels_compiled() -> None:
+    """The first import in a process decides where compiled kernels are kept; a test's own folder would be empty."""
+    select(CPU, "cpu", cache_dir())
+
+
+@pytest.fixture(autouse=True)
+def _threads_restored() -> Iterator[None]:
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
 def logits(model: RotatedModel) -> torch.Tensor:
     ops = select(CPU, "cpu", cache_dir())
     transformer = Transformer(model.config, model.weights, ops, CPU, Numerics.INT8, down_block=model.down_block)
@@ -67,20 +93,70 @@ def logits(model: RotatedModel) -> torch.Tensor:
     return torch.stack(sequence.logits)
 
 
-def test_the_same_bits_as_quantized_just_now(prepared: PreparedModel, tmp_path: Path) -> None:
-    fresh = rotate(prepared.config, load_weights(prepared, CPU))
-    expected = logits(fresh)
+def test_made_once_and_then_opened(prepared: PreparedModel, tmp_path: Path) -> None:
     lines: list[str] = []
     made = load_quantized(prepared, tmp_path, CPU, lines.append)
     assert ["quantizing tiny (about 1 s, once)" in line for line in lines] == [True, False]
     opened = load_quantized(prepared, tmp_path, CPU, silent)
-    for model in (made, opened):
-        assert replace(model, weights=fresh.weights) == fresh
-        assert torch.equal(logits(model), expected)
+    assert made.name == opened.name
+    assert torch.equal(logits(made.rotated), logits(opened.rotated))
+
+
+def test_every_product_errs_less_on_the_calibration_text_than_rounded_to_nearest(
+    prepared: PreparedModel, tmp_path: Path
+) -> None:
+    rotated, sequences = rotate(prepared.config, load_weights(prepared, CPU)), calibration_sequences(prepared)
+    calibrated = load_quantized(prepared, tmp_path, CPU, quietly).rotated
+    assert replace(calibrated, weights=rotated.weights) == rotated
+    ops = select(CPU, "cpu", cache_dir())
+    runner = LayerRunner(rotated.config, rotated.down_block, ops, sequences)
+    tokens = torch.tensor([token_id for sequence in sequences for token_id in sequence])
+    residual = rotated.weights["model.embed_tokens.weight"][tokens]
+    for layer in range(rotated.config.num_layers):
+        prefix = f"model.layers.{layer}."
+        weights = {n.removeprefix(prefix): rotated.weights[n] for n in rotated.weights if n.startswith(prefix)}
+        run = runner.run(layer, dict(nearest_weights(weights)), residual)
+        balanced = balanced_layer(rotated, weights, layer_moments(run, ops))
+        for product, moments in balanced.moments.items():
+            errs_less(balanced.weights[f"{product}.weight"], calibrated.weights, f"{prefix}{product}.weight", moments)
+        residual = run.residual
+    moments = second_moments(run.head_input, ops)
+    errs_less(rotated.weights["lm_head.weight"], calibrated.weights, "lm_head.weight", moments)
+
+
+def errs_less(
+    weight: torch.Tensor, calibrated: Mapping[str, torch.Tensor], name: str, moments: torch.Tensor | None
+) -> None:
+    assert moments is not None
+    made = QuantizedWeight(calibrated[name], calibrated[f"{name}_scales"])
+    errors = [squared_error(weight, quantized, moments) for quantized in (made, quantize_weight(weight))]
+    assert errors[0] < 0.95 * errors[1], name
+
+
+def test_the_number_of_threads_changes_no_weight(llama: PreparedModel, tmp_path: Path) -> None:
+    names = []
+    for num_threads in (1, 2):
+        torch.set_num_threads(num_threads)
+        names.append(load_quantized(llama, tmp_path / str(num_threads), CPU, quietly).name)
+    assert names[0] == names[1]
+
+
+def test_a_tokenizer_that_makes_too_little_of_the_text_is_named(llama: PreparedModel, tmp_path: Path) -> None:
+    tokenizer = json.loads(llama.tokenizer_files["tokenizer.json"])
+    tokenizer["model"] |= {"vocab": {"never": 0}, "merges": []}
+    mute = replace(
+        llama, tokenizer_files={"tokenizer.json": json.dumps(tokenizer).encode()}, tokenizer_digest=bytes(32)
+    )
+    lines: list[str] = []
+    weights = load_quantized(mute, tmp_path, CPU, lines.append).rotated.weights
+    assert any("rounded to nearest" in line and "only 0 tokens" in line for line in lines)
+    nearest = dict(nearest_weights(rotate(llama.config, load_weights(llama, CPU)).weights))
+    assert weights.keys() == nearest.keys()
+    assert all(torch.equal(weights[name], nearest[name]) for name in nearest)
 
 
 def test_every_matrix_but_the_embedding_is_int8(prepared: PreparedModel, tmp_path: Path) -> None:
-    weights = load_quantized(prepared, tmp_path, CPU, lambda _: None).weights
+    weights = load_quantized(prepared, tmp_path, CPU, quietly).rotated.weights
     products = {name for name, weight in weights.items() if weight.dtype == torch.int8}
     layers = [f"model.layers.{index}" for index in range(prepared.config.num_layers)]
     attention = [f"self_attn.{part}_proj.weight" for part in "qkvo"]
@@ -105,7 +181,7 @@ DAMAGES: dict[str, Callable[[Path], object]] = {
 
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_damaged_weights_are_made_again(llama: PreparedModel, tmp_path: Path, damage: str) -> None:
-    file = prepare_quantized(llama, tmp_path, lambda _: None) / QUANTIZED_WEIGHTS
+    file = prepare_quantized(llama, tmp_path, quietly) / QUANTIZED_WEIGHTS
     expected = file.read_bytes()
     DAMAGES[damage](file)
     lines: list[str] = []
@@ -121,21 +197,40 @@ def test_whatever_the_weights_depend_on_has_an_entry_of_its_own(llama: PreparedM
     narrow = replace(
         config, num_heads=2 * config.num_heads, num_kv_heads=2 * config.num_kv_heads, head_dim=config.head_dim // 2
     )
-    models = (llama, replace(llama, config=narrow), replace(llama, weights_digest=bytes(32)))
-    assert len({prepare_quantized(model, tmp_path, lambda _: None) for model in models}) == 3
+    models = (
+        llama,
+        replace(llama, config=narrow),
+        replace(llama, weights_digest=bytes(32)),
+        replace(llama, tokenizer_digest=bytes(32)),
+    )
+    assert len({prepare_quantized(model, tmp_path, quietly) for model in models}) == 4
+
+
+@pytest.mark.parametrize("part", ["ROTATION", "ROUNDING", "text_digest"])
+def test_another_way_of_making_them_has_another_entry(
+    llama: PreparedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: str
+) -> None:
+    before = prepare_quantized(llama, tmp_path, quietly)
+    monkeypatch.setattr(quantized_model, part, (lambda: "other") if part == "text_digest" else "other")
+    assert prepare_quantized(llama, tmp_path, quietly) != before
 
 
 def test_weights_that_cannot_be_written_are_named(llama: PreparedModel, tmp_path: Path) -> None:
     (tmp_path / "models").write_text("a file")
     with pytest.raises(ModelLoadError, match=rf"cannot keep the prepared model in {tmp_path}/models"):
-        prepare_quantized(llama, tmp_path, lambda _: None)
+        prepare_quantized(llama, tmp_path, quietly)
 
 
 PROGRAM = """
 import sys
 from pathlib import Path
+import torch
+from common.config import cache_dir
 from common.model.loading import prepare_model
 from common.model.quantized_model import prepare_quantized
+from kernels.ops import select
+
+select(torch.device("cpu"), "cpu", cache_dir())
 
 def say(line):
     print(line.split()[0], flush=True)
@@ -148,7 +243,7 @@ say("opened")
 
 def test_of_two_processes_one_quantizes_and_the_other_waits_for_its_result(tmp_path: Path) -> None:
     cache = tmp_path / "cache"
-    entry = prepare_quantized(prepare_tiny(tmp_path, "llama"), cache, lambda _: None)
+    entry = prepare_quantized(prepare_tiny(tmp_path, "llama"), cache, quietly)
     shutil.rmtree(entry)
     command = [sys.executable, "-c", PROGRAM, str(tmp_path / "tiny"), str(cache)]
     # Both are held at the lock until both have come to it, so that they meet there however slowly they start.
