@@ -48,9 +48,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _heading(lineup: Lineup, num_rounds: int, load_before: float) -> str:
     machine = hardware()
-    peers = ", ".join(lineup.releases.values()) or "no peers"
+    engines = "; ".join(f"{name}: {release}" for name, release in lineup.releases.items())
     return (
-        f"{machine['cpu']}, {machine['cores']} cores; {peers}; medians of {num_rounds} rounds; "
+        f"{machine['cpu']}, {machine['cores']} cores. {engines}. Medians of {num_rounds} rounds; "
         f"load before the first: {load_before:.1f}."
     )
 
@@ -68,7 +68,7 @@ def _result(lineup: Lineup, rounds: Rounds, failures: Sequence[Failure], load_be
     return {
         "hardware": hardware(),
         "versions": versions(),
-        "peers": lineup.releases,
+        "engines": lineup.releases,
         "absent": lineup.absent,
         "load_before": load_before,
         "works": [asdict(work) for work in WORKS],

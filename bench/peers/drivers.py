@@ -1,10 +1,11 @@
 """A process of another environment that does works: one line of JSON in, one out; and the process under a server.
 
-    out: ready
-    in:  {"concurrency": 1, "num_requests": 4, "num_input_tokens": 128, "num_output_tokens": 64, "seed": 7}
-    out: {"median_ttft_ms": .., "median_tpot_ms": .., "output_throughput": .., "completed": 4}
+out: ready
+in:  {"concurrency": 1, "num_requests": 4, "num_input_tokens": 128, "num_output_tokens": 64, "seed": 7}
+out: {"median_ttft_ms": .., "median_tpot_ms": .., "output_throughput": .., "completed": 4}
 """
 
+import contextlib
 import json
 import os
 import select
@@ -51,14 +52,10 @@ class Process:
     def stop(self) -> None:
         if self.popen.poll() is None:
             self.popen.terminate()
-            try:
+            with contextlib.suppress(subprocess.TimeoutExpired):  # the group is killed below
                 self.popen.wait(GRACE_S)
-            except subprocess.TimeoutExpired:
-                pass  # the group is killed below
-        try:
+        with contextlib.suppress(ProcessLookupError):  # all of it has ended
             os.killpg(self.popen.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass  # all of it has ended
         self.popen.wait()
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 PINS = Path(__file__).parent / "pins"
 STAMP = "installed.txt"
 REASON_LINES = 4
-INSTALL_TIMEOUT_S = 3600.0
+INSTALL_TIMEOUT_S = 7200.0
 
 
 class CannotInstall(Exception):
@@ -55,8 +55,8 @@ def ensure(peer: Peer, root: Path) -> Path:
     if stamp.exists() and stamp.read_text() == wanted:
         return home
     root.mkdir(parents=True, exist_ok=True)
-    _checked([sys.executable, "-m", "venv", "--clear", str(home)], {})
-    _checked(_install_command(peer, home, pins), _build_environment(peer))
+    checked([sys.executable, "-m", "venv", "--clear", str(home)], {})
+    checked(_install_command(peer, home, pins), _build_environment(peer))
     stamp.write_text(wanted)
     return home
 
@@ -80,7 +80,8 @@ def _build_environment(peer: Peer) -> dict[str, str]:
     return {"CMAKE_ARGS": peer.build_flags, "LLAMA_CPP_BUILD_JOBS": str(len(os.sched_getaffinity(0)))}
 
 
-def _checked(command: Sequence[str], environment: dict[str, str]) -> None:
+def checked(command: Sequence[str], environment: dict[str, str]) -> None:
+    """Raises CannotInstall unless it exits with 0."""
     try:
         done = subprocess.run(  # noqa: S603  (the command is ours)
             command,

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from bench.peers import servers
 from bench.peers.environments import PEERS, CannotInstall, ensure, python_of, release_of
-from bench.peers.model import default_gguf, hugging_face_folder
+from bench.peers.model import default_gguf, hugging_face_folder, openvino_model
 from bench.peers.servers import Client, Command, Engine, InProcess, Server
 
 HERE = Path(__file__).parent
@@ -20,7 +20,7 @@ class Lineup:
 
     ours: dict[str, Engine] = field(default_factory=dict)
     peers: dict[str, Engine] = field(default_factory=dict)
-    releases: dict[str, str] = field(default_factory=dict)
+    releases: dict[str, str] = field(default_factory=dict)  # engine -> release or options
     absent: dict[str, str] = field(default_factory=dict)  # peer -> why
     client: Client | None = None
 
@@ -46,17 +46,14 @@ def line_up(root: Path, variants: Sequence[str], peers: Sequence[str]) -> Lineup
     argv = (str(python_of(vllm_home)), str(HERE / "client_driver.py"), "--tokenizer", str(folder))
     lineup = Lineup(client=Client(Command(argv), logs / "client.log"))
     assert lineup.client is not None
-    for options in variants:
-        name = variant_name(options)
+    for index, options in enumerate(variants):
+        name = "twostroke" if len(variants) == 1 else f"twostroke {index + 1}"
+        lineup.releases[name] = f"up {options}".strip()
         command = servers.twostroke(sys.executable, options.split())
         lineup.ours[name] = Server(name, command, lineup.client, logs / f"{_file_name(name)}.log")
     for name in peers:
         _add_peer(lineup, name, root, gguf, folder)
     return lineup
-
-
-def variant_name(options: str) -> str:
-    return f"twostroke {options}".strip()
 
 
 def _add_peer(lineup: Lineup, name: str, root: Path, gguf: Path, folder: Path) -> None:
@@ -66,14 +63,15 @@ def _add_peer(lineup: Lineup, name: str, root: Path, gguf: Path, folder: Path) -
     try:
         _say(f"installing what is not there yet: {name}")
         home = ensure(peer, root)
+        model = openvino_model(home, folder, root / "openvino-model") if name == "openvino" else gguf
     except CannotInstall as why:
         lineup.absent[name] = f"cannot be installed here: {why}"
         return
     if name == "openvino":
         driver = HERE / "openvino_driver.py"
-        lineup.peers[name] = InProcess(servers.openvino(home, driver, gguf, len(cores)), log)
+        lineup.peers[name] = InProcess(servers.openvino(home, driver, model, len(cores)), log)
     elif name == "llamacpp":
-        lineup.peers[name] = Server(name, servers.llamacpp(home, gguf, len(cores)), lineup.client, log)
+        lineup.peers[name] = Server(name, servers.llamacpp(home, model, len(cores)), lineup.client, log)
     else:
         lineup.peers[name] = Server(name, servers.vllm(home, folder, cores), lineup.client, log)
     lineup.releases[name] = f"{peer.package} {release_of(peer)}"

@@ -171,7 +171,17 @@ def vllm(home: Path, folder: Path, cores: Sequence[int]) -> Callable[[int], Comm
     options = ("--dtype", "bfloat16", "--max-model-len", "8192", "--served-model-name", "peer")
 
     def command(port: int) -> Command:
-        serve = (str(python_of(home)), "-m", "vllm.entrypoints.cli.main", "serve", str(folder), "--host", "127.0.0.1", "--port", str(port))
+        serve = (
+            str(python_of(home)),
+            "-m",
+            "vllm.entrypoints.cli.main",
+            "serve",
+            str(folder),
+            "--host",
+            "127.0.0.1",
+            "--port",
+            str(port),
+        )
         return Command((*serve, *options), environment)
 
     return command

@@ -102,7 +102,7 @@ ROWS = (
 
 @dataclass(frozen=True, slots=True)
 class Growth:
-    """TPOT of one sequence at 4,096 tokens of context over that at 128: a limit on the engine itself, not on a ratio."""
+    """TPOT of one sequence at 4,096 tokens of context over that at 128; its goals are of the engine itself."""
 
     label: str = "growth of TPOT, 4,096 over 128 tokens of context"
     works: tuple[str, ...] = (ONE, LONG_PROMPT)
