@@ -41,8 +41,8 @@ def hugging_face_folder(gguf: Path, folder: Path) -> Path:
 
 
 def openvino_model(home: Path, source: Path, folder: Path) -> Path:
-    """int8 weights per channel: against the 4-bit ones of the GGUF file faster in batches, and as fast alone. Made once,
-    by the peer's own converter in its environment `home`. Raises CannotInstall."""
+    """int8 weights per channel: against the 4-bit ones of the GGUF file faster in batches, about as fast alone. Made
+    once, by the peer's own converter in its environment `home`. Raises CannotInstall."""
     if not folder.exists():
         unfinished = folder.with_suffix(".unfinished")
         shutil.rmtree(unfinished, ignore_errors=True)
