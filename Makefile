@@ -20,7 +20,7 @@ APT_INSTALL = \
 
 help: ## list the targets
 	@echo "make TARGET [ARGS='...']   ARGS go to the command behind the target: make run ARGS='--port 8001 --model PATH'"
-	@sed -n 's/^\([a-z]*\):.*## \(.*\)/\1 \2/p' Makefile | while read -r target text; do printf '  %-8s %s\n' "$$target" "$$text"; done
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1 \2/p' Makefile | while read -r target text; do printf '  %-11s %s\n' "$$target" "$$text"; done
 
 run: $(VENV)/run.stamp ## start a local stack, ask it one question, serve on 127.0.0.1:8000 until Ctrl-C
 	@$(VENV)/bin/twostroke run $(ARGS)
@@ -53,6 +53,9 @@ chaos: $(VENV)/dev.stamp redis-server ## break a 2p2d stack in every way under l
 
 soak: $(VENV)/dev.stamp redis-server ## 20 minutes of steady load: memory, files, threads and blocks must stay flat
 	$(PY) -m tests.chaos.soak $(ARGS)
+
+bench-peers: $(VENV)/run.stamp ## install peers in build/peers, and run the same work on them and on Twostroke
+	$(PY) -m bench.peers $(ARGS)
 
 proto: $(VENV)/dev.stamp ## generate common/pb from proto/
 	$(PROTOC) --python_out=. --pyi_out=. --grpc_python_out=. proto/*.proto
@@ -123,5 +126,5 @@ $(VENV)/created:
 	echo "Creating $(VENV) with $$("$$found" --version)"; \
 	"$$found" -m venv $(VENV) && touch $@
 
-.PHONY: help run demo test check rolling bench replay compare chaos soak proto install format clean redis-server \
+.PHONY: help run demo test check rolling bench bench-peers replay compare chaos soak proto install format clean redis-server \
 	check-format check-lint check-types check-imports check-sizes check-proto check-manifests
