@@ -15,6 +15,7 @@ import numba
 from kernels.cpu.code_folder import DONE, code_folder
 
 _IMPORT_LOCK = threading.Lock()
+_LAST_COMPILED = "kernels.cpu.ops"
 _COMPILED_APART = "kernels.cpu.attention_kernel"
 _COMPILED_MEANWHILE = ("kernels.cpu.step_entry", "kernels.cpu.int8_matmul", "kernels.cpu.quantize")
 """Two halves of what there is to compile; neither needs the other's code."""
@@ -29,6 +30,9 @@ def compiled_code_kept_in(cache_dir: Path | None) -> Iterator[None]:
     """
     folder = code_folder(cache_dir)
     with _IMPORT_LOCK:
+        if _LAST_COMPILED in sys.modules:
+            yield
+            return
         try:
             folder.mkdir(parents=True, exist_ok=True)
             lock = filelock.FileLock(folder / "compile.lock")

@@ -26,9 +26,7 @@ PROMPTS = [
     "What is the capital of France? " * 12,
 ]
 GREEDY = {"temperature": 0, "max_tokens": 24, "ignore_eos": True, "logprobs": 2}
-NEAR_TIE = 1e-3
-"""fp32 products round differently for one row and for several; a choice may flip only where the two best candidates'
-log probabilities are this close, which is two orders above what was measured for these sizes."""
+SAMPLED = {"temperature": 0.9, "top_p": 0.9, "seed": 5, "presence_penalty": 0.5}
 
 
 @pytest.fixture(scope="module")
@@ -62,52 +60,32 @@ def answers(running: StackProcess, **parameters: object) -> list[dict[str, objec
     return found
 
 
-def assert_same(found: list[dict], expected: list[dict]) -> None:
-    """Equal texts, or a first difference at a near-tie of the two best tokens."""
-    for one, other in zip(found, expected, strict=True):
-        if one["text"] == other["text"]:
-            continue
-        tokens = (one["logprobs"]["tokens"], other["logprobs"]["tokens"])
-        first = next(i for i, (a, b) in enumerate(zip(*tokens, strict=False)) if a != b)
-        best = sorted(one["logprobs"]["top_logprobs"][first].values(), reverse=True)
-        assert best[0] - best[1] < NEAR_TIE, f"tokens differ at {first}: {tokens[0][first]} and {tokens[1][first]}"
+def answers_in_a_crowd(running: StackProcess) -> list[list[dict[str, object]]]:
+    """Greedy, then sampled from a cold and from a warm cache, while others are answered in the same batches."""
+    with ThreadPoolExecutor(8) as pool:
+        crowd = [pool.submit(running.complete, f"{n} {PROMPTS[4]}", max_tokens=40) for n in range(8)]
+        found = [answers(running), answers(running, **SAMPLED), answers(running, **SAMPLED)]
+        assert all(future.result()["status"] == 200 for future in crowd)
+    return found
 
 
-def test_the_answer_does_not_depend_on_the_topology_or_on_speculation(
+def test_the_answer_depends_on_neither_company_topology_nor_speculation(
     stack: StackProcess, tiny_model: str, tmp_path: Path
 ) -> None:
-    expected = answers(stack)
-    assert_same(answers(stack, speculation=False), expected)
+    """Tokens and log probabilities, to the bit."""
+    expected = [answers(stack), answers(stack, **SAMPLED)]
+    assert answers_in_a_crowd(stack) == [expected[0], expected[1], expected[1]]
+    assert [answers(stack, speculation=False), answers(stack, speculation=False, **SAMPLED)] == expected
     with stack_process(tmp_path / "colocated", "colocated", tiny_model) as colocated:
-        assert_same(answers(colocated), expected)
+        assert answers_in_a_crowd(colocated) == [expected[0], expected[1], expected[1]]
+        assert "exact: false" not in colocated.log("decode-0")
         loads = colocated.workers()
         assert len(loads) == 1, "the monolith is decode alone"
         assert all(load["kv_bytes_moved"] == 0 for load in loads.values())
     with stack_process(tmp_path / "2p2d", "2p2d", tiny_model, "--no-speculation") as large:
         assert len(large.workers()) == 4
-        assert_same(answers(large), expected)
+        assert answers_in_a_crowd(large) == [expected[0], expected[1], expected[1]]
         assert sum(load["num_draft_tokens"] for load in large.workers().values()) == 0
-
-
-def test_exact_numerics_give_the_same_tokens_and_log_probabilities_everywhere(tiny_model: str, tmp_path: Path) -> None:
-    """No near-tie is allowed here: one request, one answer, to the bit."""
-    sampled = {"temperature": 0.9, "top_p": 0.9, "seed": 5, "presence_penalty": 0.5}
-
-    def all_answers(running: StackProcess) -> list[list[dict[str, object]]]:
-        with ThreadPoolExecutor(8) as pool:  # a crowd, so that batches mix
-            crowd = [pool.submit(running.complete, f"{n} {PROMPTS[4]}", max_tokens=40) for n in range(8)]
-            found = [answers(running), answers(running, **sampled), answers(running, **sampled)]
-            assert all(future.result()["status"] == 200 for future in crowd)
-        return found
-
-    with stack_process(tmp_path / "colocated", "colocated", tiny_model, "--numerics", "int8") as colocated:
-        expected = all_answers(colocated)
-        assert "exact: false" not in colocated.log("decode-0")
-    assert expected[1] == expected[2], "cold and warm caches"
-    with stack_process(
-        tmp_path / "1p1d", "1p1d", tiny_model, "--numerics", "int8", "--no-speculation"
-    ) as disaggregated:
-        assert all_answers(disaggregated) == expected
 
 
 def test_blocks_move_and_decode_computes_no_prompt_token(stack: StackProcess) -> None:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from common.config import cache_dir
 from kernels.cpu.setup import compiled_code_kept_in
 from kernels.ops import select
 from tests.support.int8_attention_oracle import attend
@@ -15,7 +16,7 @@ from tests.support.paged_kv import PagedKV
 
 CPU = torch.device("cpu")
 OPS = select(CPU, "cpu")
-with compiled_code_kept_in(None):
+with compiled_code_kept_in(cache_dir()):
     from kernels.cpu import byte_amx, byte_products, simd
     from kernels.cpu.amx import configure_tiles, linux_grants_amx, release_tiles
 

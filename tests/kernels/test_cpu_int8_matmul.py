@@ -6,12 +6,13 @@ import numpy as np
 import pytest
 import torch
 
+from common.config import cache_dir
 from kernels.cpu.int8_pack import PackedWeight, pack_weight
 from kernels.cpu.setup import compiled_code_kept_in
 from kernels.ops import select
 
 OPS = select(torch.device("cpu"), "cpu")
-with compiled_code_kept_in(None):
+with compiled_code_kept_in(cache_dir()):
     from kernels.cpu import int8_matmul
     from kernels.cpu.int8_ops import int8_product
     from kernels.cpu.pool import HelperPool
@@ -27,7 +28,7 @@ def multiply(request: pytest.FixtureRequest) -> Multiply:
     reason = int8_matmul.why_unusable(request.param)
     if reason is not None:
         pytest.skip(reason)
-    with compiled_code_kept_in(None):
+    with compiled_code_kept_in(cache_dir()):
         kernel = int8_matmul.load_kernel(request.param)
     return lambda *args: int8_product(lambda job, num_threads: job(), *args, kernel=kernel)
 
