@@ -32,9 +32,10 @@ def select(device: torch.device, backend: str = "auto", cache_dir: Path | None =
 def _cpu_ops(device: torch.device, cache_dir: Path | None) -> Ops:
     if device.type != "cpu":
         raise ValueError(f"kernel backend 'cpu' cannot run on device {device}: choose auto or triton")
-    from kernels.cpu.setup import compiled_code_kept_in
+    from kernels.cpu.setup import compile_on_two_cores, compiled_code_kept_in
 
     with compiled_code_kept_in(cache_dir):
+        compile_on_two_cores(cache_dir)
         from kernels.cpu.ops import CpuOps
     return CpuOps()
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import filelock
 import numba
 
-from kernels.cpu.code_folder import DONE, code_folder
+from kernels.cpu.code_folder import DONE, code_folder, must_compile
 
 _IMPORT_LOCK = threading.Lock()
 _LAST_COMPILED = "kernels.cpu.ops"
@@ -30,9 +30,6 @@ def compiled_code_kept_in(cache_dir: Path | None) -> Iterator[None]:
     """
     folder = code_folder(cache_dir)
     with _IMPORT_LOCK:
-        if _LAST_COMPILED in sys.modules:
-            yield
-            return
         try:
             folder.mkdir(parents=True, exist_ok=True)
             lock = filelock.FileLock(folder / "compile.lock")
@@ -43,22 +40,27 @@ def compiled_code_kept_in(cache_dir: Path | None) -> Iterator[None]:
             ) from error
         before = numba.config.CACHE_DIR
         numba.config.CACHE_DIR = str(folder)
+        is_in_memory = _LAST_COMPILED in sys.modules
         try:
-            if not (folder / DONE).exists():
-                _compile_on_two_cores(folder)
             yield
-            (folder / DONE).touch()
+            if not is_in_memory:  # else there may be no code in this folder
+                (folder / DONE).touch()
         finally:
             numba.config.CACHE_DIR = before
             lock.release()
 
 
-def _compile_on_two_cores(folder: Path) -> None:
-    """One half in a process of its own, which leaves its code in `folder`. Should it fail, the import that follows
-    compiles here what is missing, or says why it cannot."""
+def compile_on_two_cores(cache_dir: Path | None) -> None:
+    """Where nothing is compiled yet: half of it here, half in a process of its own, which leaves its code in the same
+    folder. Should that one fail, the import that follows compiles what is missing, or says why it cannot.
+
+    Precondition: inside `compiled_code_kept_in` with the same folder.
+    """
+    if _LAST_COMPILED in sys.modules or not must_compile(cache_dir):
+        return
     script = (
         f"import sys; sys.path[:] = {sys.path!r}\n"
-        f"import numba; numba.config.CACHE_DIR = {str(folder)!r}\n"
+        f"import numba; numba.config.CACHE_DIR = {str(code_folder(cache_dir))!r}\n"
         f"import {_COMPILED_APART}"
     )
     command = [sys.executable, "-P", "-c", script]
