@@ -212,5 +212,5 @@ def _served_len(config: ModelConfig, max_model_len: int | None, pool_tokens: int
 def _make_cache(layout: KVLayout, num_blocks: int, device: torch.device) -> KVCache:
     try:
         return KVCache(layout, num_blocks, device)
-    except RuntimeError as error:  # so torch says that memory is short; on CUDA with a class of its own below it
+    except (RuntimeError, MemoryError) as error:  # so torch says that memory is short, and NumPy
         raise ModelLoadError(f"no room for a KV cache of {num_blocks * layout.block_bytes} bytes: {error}") from None

@@ -217,7 +217,7 @@ async def test_prefill_ends_without_a_word() -> None:
 
 async def test_no_progress_is_a_loss() -> None:
     """The worker answers pings but neither steps nor sends."""
-    async with running(stack_of(1, 1, progress_timeout_s=0.05)) as stack:
+    async with running(stack_of(1, 1, progress_timeout_s=0.5)) as stack:
         stack.prefill[0].points.actions["computed"] = hang
         await check_answer(stack, "prefill_lost")
 
