@@ -20,7 +20,7 @@ _ON_THIS_MACHINE = {"0.0.0.0": LOOPBACK, "::": "::1"}  # noqa: S104 - looked up,
 
 def plan_services(options: StackOptions, ports: Iterator[int], progress: Progress) -> list[Service]:
     """The stack's services, the model prepared for them; the workers' `ports` are of the loopback address."""
-    prepare(options.model, progress, options.numerics)
+    prepare(options.model, progress, options.numerics, verifies=False)
     return services_of(options, ports)
 
 

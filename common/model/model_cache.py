@@ -29,7 +29,16 @@ Progress = Callable[[str], None]
 def entry_key(name: str, identity: Mapping[str, object]) -> str:
     """A folder name for what `identity` (as JSON) determines; `name` is for people."""
     digest = blake2b(canonical_json(identity), digest_size=16).hexdigest()
-    return f"{''.join(c if c.isalnum() or c in '.-_' else '_' for c in name)}-{digest}"
+    return f"{_sanitized(name)}-{digest}"
+
+
+def _sanitized(name: str) -> str:
+    return "".join(c if c.isalnum() or c in ".-_" else "_" for c in name)
+
+
+def has_entry(models: Path, beginning: str) -> bool:
+    """Whether an entry's folder begins with the name `beginning`, sanitized as by `entry_key`; nothing is verified."""
+    return any(path.is_dir() for path in models.glob(f"{_sanitized(beginning)}*"))
 
 
 def open_or_build(models: Path, key: str, build: Callable[[Path], None], progress: Progress) -> Path:

@@ -27,7 +27,7 @@ from kernels.ops import Ops, select
 QUANTIZED_WEIGHTS = "int8_weights.safetensors"
 _FORMAT_VERSION = 2
 """Rises whenever the same rotated weights would be quantized or written differently."""
-_QUANTIZED_BYTES_PER_S = 4e7  # on a small machine; for the announcement only
+_QUANTIZED_BYTES_PER_S = 2e7  # on a small machine; for the announcement only
 _MIN_CALIBRATION_TOKENS = 256
 _CPU = torch.device("cpu")
 

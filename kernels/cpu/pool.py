@@ -2,7 +2,7 @@
 
 A job is a compiled function that takes parts from a shared counter until none is left, without the interpreter's
 lock: whoever comes takes the next part. A helper that comes too late finds the job closed, so on a machine with busy
-cores the caller simply does the work itself. Helpers sleep while there is nothing to do; nobody spins.
+cores the caller simply does the work itself. Helpers sleep while there is no job.
 """
 
 import queue

@@ -18,6 +18,7 @@ from kernels.cpu.int8_pack import PANEL_OUTPUTS, pack_weight
 from kernels.cpu.kv_write import first_bad_slot
 from kernels.cpu.layer_fields import layer_fields
 from kernels.cpu.pool import HelperPool
+from kernels.cpu.problem import Layer
 from kernels.cpu.step_entry import KIND_NAMES, NUM_KINDS, PHASES_PER_LAYER, attention_sizes, plan_step, run_step
 from kernels.cpu.team import COUNTERS_PER_PHASE
 from kernels.step import StepBatch, StepLayer, StepModel, StepProduct
@@ -37,7 +38,8 @@ class CompiledStep:
         self._head = np.array(self._product_columns(model.head), np.int64)
         self._intermediate = model.layers[0].down.values.shape[1]
         self._vocab_size = model.head.values.shape[0]
-        self._kv = np.zeros(0, np.int64)
+        self._kv = Layer(*[0] * len(Layer._fields))  # the first layer of the bound pool
+        self._kv_fields = np.zeros(len(Layer._fields), np.int64)
         self._bound: Sequence[KVLayerView] | None = None
         self._memory: dict[str, NDArray[np.uint8]] = {}
         self._ticks = np.empty(0, np.int64)
@@ -107,22 +109,24 @@ class CompiledStep:
         if layers is self._bound:
             return
         of_layers = np.array([layer_fields(layer) for layer in layers], np.int64)
-        addresses = [0, 1, 5, 6]  # of k, v and their scales; see `Layer`
+        addresses = [Layer._fields.index(name) for name in ("k", "v", "k_scale", "v_scale")]
         assert (np.delete(of_layers, addresses, axis=1) == np.delete(of_layers[0], addresses)).all()
         self._layers[:, f.KV_ADDRESSES :] = of_layers[:, addresses]
-        self._kv = of_layers[0].copy()
-        self._fields[f.KV] = self._kv.ctypes.data
+        self._kv = Layer(*of_layers[0].tolist())
+        self._kv_fields[:] = self._kv
+        self._fields[f.KV] = self._kv_fields.ctypes.data
         self._bound = layers
 
     def _check(self, batch: StepBatch) -> None:
-        attention, num_blocks, num_slots = batch.attention, self._kv[10], self._kv[10] * self._kv[11]
+        attention, num_blocks = batch.attention, self._kv.num_blocks
+        num_slots = num_blocks * self._kv.block_size
         slots = attention.slot_mapping.numpy()
         bad = first_bad_slot(slots, num_slots)
         if bad >= 0:
             raise IndexError(f"slot {slots[bad]} of new token {bad} is not among the pool's {num_slots}")
         tables = attention.block_tables
         bad = first_bad_sequence(
-            tuple(self._kv.tolist()), 1.0,
+            tuple(self._kv), 1.0,
             (0, 0, 1, 0, 0, attention.context_lens.data_ptr(), tables.data_ptr(), tables.stride(0),
              attention.num_sequences),
         )  # fmt: skip

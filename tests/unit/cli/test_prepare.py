@@ -1,5 +1,8 @@
 """`twostroke prepare` makes ahead what a worker would make at its first start."""
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -25,3 +28,17 @@ def test_int8_weights_are_made_ahead(
         pytest.fail(f"unexpected progress: {line}")
 
     load_quantized(prepare_model(model, cache, silent), cache, torch.device("cpu"), silent)
+    start_without_torch(model, cache)
+
+
+def start_without_torch(model: str, cache: Path) -> None:
+    """As a stack starts once all is prepared: importing torch would cost it two seconds."""
+    script = (
+        "import sys; sys.modules['torch'] = None\n"
+        "from cli.prepare import prepare; from cli.progress import Progress\n"
+        "prepare(sys.argv[1], Progress(sys.stdout), verifies=False)"
+    )
+    environment = {**os.environ, "TWOSTROKE_CACHE_DIR": str(cache)}
+    run = subprocess.run([sys.executable, "-c", script, model], env=environment, capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+    assert "quantizing" not in run.stdout
