@@ -37,6 +37,9 @@ check: check-format check-lint check-types check-imports check-sizes check-proto
 rolling: $(VENV)/dev.stamp redis-server ## drain and restart every worker of a 2p2d stack under load: no request may fail
 	$(PY) -m pytest -m long tests/faults/test_rolling_restart.py $(ARGS)
 
+kinds: $(VENV)/dev.stamp ## compare a model's logits between the kinds of CPU that this one can stand in for, bit for bit
+	$(PY) -m pytest -m long tests/kernels/test_kinds_of_cpu.py $(ARGS)
+
 bench: $(VENV)/run.stamp ## time the kernels, measure what INT8 KV costs in quality, replay traffic against local stacks
 	$(PY) -m bench.kernels_bench $(ARGS)
 	$(PY) -m bench.kv_quality
@@ -126,5 +129,5 @@ $(VENV)/created:
 	echo "Creating $(VENV) with $$("$$found" --version)"; \
 	"$$found" -m venv $(VENV) && touch $@
 
-.PHONY: help run demo test check rolling bench bench-peers replay compare chaos soak proto install format clean redis-server \
+.PHONY: help run demo test check rolling kinds bench bench-peers replay compare chaos soak proto install format clean redis-server \
 	check-format check-lint check-types check-imports check-sizes check-proto check-manifests

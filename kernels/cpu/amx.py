@@ -13,6 +13,7 @@ from numba import types
 from numba.core import cgutils
 
 from kernels.cpu.compiling import intrinsic
+from kernels.cpu.features import has_feature
 from kernels.cpu.simd import I8, index
 
 _SYS_ARCH_PRCTL = 158  # on x86-64
@@ -64,7 +65,12 @@ def release_tiles(typing: Any) -> Any:
 
 
 def call(builder: Any, name: str, args: list[Any]) -> None:
-    """The instruction of that name. LLVM leaves the registers' numbers, and what they hold, to its caller."""
+    """The instruction of that name. LLVM leaves the registers' numbers, and what they hold, to its caller.
+
+    Nothing where the target has no AMX: LLVM could not compile it, though it stands behind a check that fails there.
+    """
+    if not has_feature("amx-int8"):
+        return
     function_type = ir.FunctionType(_VOID, [arg.type for arg in args])
     builder.call(cgutils.get_or_insert_function(builder.module, function_type, f"llvm.x86.{name}"), args)
 

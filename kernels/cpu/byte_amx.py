@@ -6,11 +6,11 @@ from typing import Any
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
-from numba.core.registry import cpu_target
 
 from kernels.cpu import amx
 from kernels.cpu.byte_products import KEY_SHIFT, VALUE_SHIFT
 from kernels.cpu.compiling import compiled, intrinsic
+from kernels.cpu.features import has_feature
 from kernels.cpu.simd import I8, I32, I64, LANES, index, splatted_words, words_at
 
 TILED_ROWS = amx.TILE_ROWS
@@ -20,8 +20,7 @@ _STEPS = amx.TILE_BYTES // 4
 
 _SYS_ARCH_PRCTL, _GET_PERMISSIONS, _TILE_DATA = 158, 0x1022, 18
 
-_FEATURES = cpu_target.target_context.codegen().magic_tuple()[2].split(",")  # what numba compiles for
-IS_COMPILED = sys.platform == "linux" and "+amx-int8" in _FEATURES
+IS_COMPILED = sys.platform == "linux" and has_feature("amx-int8")
 if IS_COMPILED:
     amx.linux_grants_amx()
 

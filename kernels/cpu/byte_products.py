@@ -12,6 +12,7 @@ from numba import types
 from numba.core import cgutils
 
 from kernels.cpu.compiling import compiled, intrinsic
+from kernels.cpu.features import has_feature
 from kernels.cpu.simd import I8, I32, I64, LANES, WORDS, index, splatted_words, words, words_at
 
 BYTE_ROWS = 3  # 3 x 4 pairs of sums, 4 vectors of `b` and a factor fill AVX-512's registers
@@ -21,7 +22,7 @@ _HALVES = ir.VectorType(ir.IntType(16), 2 * LANES)
 _WIDE_HALVES = ir.VectorType(I32, 2 * LANES)
 _LLVM_WITH_TYPED_BYTES = 22  # since then the intrinsic takes bytes as bytes
 
-HAS_VNNI = bool(llvmlite.binding.get_host_cpu_features().get("avx512vnni"))
+HAS_VNNI = has_feature("avx512vnni")
 
 _AddFours = Callable[[Any, Any, Any, Any], Any]
 

@@ -7,11 +7,11 @@ from importlib import import_module
 from typing import Any
 
 import numba
-from numba.core.registry import cpu_target
 
 from kernels.cpu import simd
 from kernels.cpu.amx import linux_grants_amx
 from kernels.cpu.compiling import entry_point
+from kernels.cpu.features import has_feature
 from kernels.cpu.int8_product import PRODUCT_FIELDS, Product, multiply_panels
 
 KERNELS = {
@@ -26,12 +26,10 @@ _I64 = numba.types.int64
 
 def why_unusable(kernel: str) -> str | None:
     """The reason for which this process cannot run a kernel; None: it can."""
-    # What numba compiles for, and looks up its code on disk by; a setting can make that less than the CPU has.
-    features = cpu_target.target_context.codegen().magic_tuple()[2].split(",")
-    if kernel != "plain" and "+avx512vnni" not in features:
+    if kernel != "plain" and not has_feature("avx512vnni"):
         return "no AVX-512 VNNI here"
     if kernel == "amx":
-        if "+amx-int8" not in features:
+        if not has_feature("amx-int8"):
             return "no AMX here"
         if not linux_grants_amx():
             return "Linux does not grant AMX to this process"

@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from typing import Any
 
-import llvmlite.binding
 import numba
 import numpy as np
 import torch
@@ -16,6 +15,7 @@ from kernels.cpu.attention_entry import (
     run_attention_tasks,
 )
 from kernels.cpu.attention_kernel import ATTEND, JOIN
+from kernels.cpu.features import has_feature
 from kernels.cpu.int8_matmul import CHOSEN, KERNELS
 from kernels.cpu.int8_ops import int8_product
 from kernels.cpu.int8_pack import PackedWeight, pack_weight
@@ -45,8 +45,7 @@ class CpuOps:
     name = "cpu"
 
     def __init__(self) -> None:
-        features = llvmlite.binding.get_host_cpu_features()
-        named = [feature for feature in _NAMED_FEATURES if features.get(feature)] or ["baseline"]
+        named = [feature for feature in _NAMED_FEATURES if has_feature(feature)] or ["baseline"]
         self.description = f"cpu numba {numba.__version__} ({', '.join(named)}, {torch.get_num_threads()} threads)"
         self.product_description = KERNELS[CHOSEN]
         self._pool = HelperPool()
