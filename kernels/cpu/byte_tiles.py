@@ -10,7 +10,7 @@ import numpy as np
 
 from kernels.cpu import simd
 from kernels.cpu.compiling import compiled, inlined
-from kernels.cpu.elementary import fp16_to_fp32
+from kernels.cpu.elementary import fp16_lanes, fp16_to_fp32
 from kernels.cpu.interleaving import CHUNK, WIDE, interleave_keys, interleave_values, interleave_wide_values
 from kernels.cpu.plan import TILE
 from kernels.cpu.problem import Layer, Problem, Scratch
@@ -116,8 +116,12 @@ def _place(layer: Layer, source: int, position: int, dimension: int, scratch: Sc
 @inlined
 def _load_scales(layer: Layer, block: int, head: int, offset: int, done: int, run: int, scratch: Scratch) -> None:
     k_scale, v_scale = simd.halves(layer.k_scale), simd.halves(layer.v_scale)
-    at = block * layer.scale_block_stride + head * layer.scale_head_stride
-    for j in range(run):
-        source = at + (offset + j) * layer.scale_position_stride
+    at = block * layer.scale_block_stride + head * layer.scale_head_stride + offset * layer.scale_position_stride
+    whole = run // LANES * LANES if layer.scale_position_stride == 1 else 0
+    for j in range(0, whole, LANES):
+        simd.store(scratch.key_scales, done + j, fp16_lanes(k_scale, at + j))
+        simd.store(scratch.value_scales, done + j, fp16_lanes(v_scale, at + j))
+    for j in range(whole, run):
+        source = at + j * layer.scale_position_stride
         scratch.key_scales[done + j] = fp16_to_fp32(k_scale[source])
         scratch.value_scales[done + j] = fp16_to_fp32(v_scale[source])

@@ -84,6 +84,12 @@ def fp16_to_fp32(bits: np.uint16) -> np.float32:
 
 
 @compiled
+def fp16_lanes(halves: Any, at: int) -> Any:
+    """The same of sixteen, from a pointer to their bits."""
+    return simd.multiply(simd.load_shifted_halves(halves, at), simd.splat(_FP16_TO_FP32))
+
+
+@compiled
 def fp32_to_fp16(value: np.float32) -> np.uint16:
     """Nearest, ties to even. Precondition: 2^-14 <= value < 65520, so that the result is normal and finite."""
     bits = np.float32(value).view(np.int32)

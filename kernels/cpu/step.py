@@ -4,6 +4,7 @@ This thread and helpers of the pool walk through the same phases; see `team`.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -14,7 +15,7 @@ from kernels.cpu import step_fields as f
 from kernels.cpu.attention_entry import first_bad_sequence
 from kernels.cpu.attention_kernel import ATTEND, JOIN
 from kernels.cpu.int8_matmul import CHOSEN_KERNEL
-from kernels.cpu.int8_pack import PANEL_OUTPUTS, pack_weight
+from kernels.cpu.int8_pack import PANEL_OUTPUTS, PanelMemory, pack_weight
 from kernels.cpu.kv_write import first_bad_slot
 from kernels.cpu.layer_fields import layer_fields
 from kernels.cpu.pool import HelperPool
@@ -30,10 +31,12 @@ class CompiledStep:
     """See `kernels.step.Step`. Uses torch.get_num_threads() threads; results do not depend on their number."""
 
     def __init__(self, model: StepModel, pool: HelperPool) -> None:
-        self._model = model
         self._pool = pool
         self._alive: list[object] = []  # what addresses point to
+        self._model = replace(model, layers=())  # their products are packed, and need not stay unpacked as well
         self._windows = sorted({layer.window for layer in model.layers})
+        products = [product for layer in model.layers for product in _products(layer)] + [model.head]
+        self._panels = PanelMemory([(product.values.shape[0], product.values.shape[1]) for product in products])
         self._layers = np.array([self._layer_columns(layer) for layer in model.layers], np.int64)
         self._head = np.array(self._product_columns(model.head), np.int64)
         self._intermediate = model.layers[0].down.values.shape[1]
@@ -80,7 +83,7 @@ class CompiledStep:
         return times
 
     def _product_columns(self, product: StepProduct) -> list[int]:
-        packed = pack_weight(product.values, product.scales)
+        packed = pack_weight(product.values, product.scales, self._panels)
         bias = None if product.bias is None else _whole_panels(product.bias)
         self._alive.extend((packed, bias))
         return [
@@ -89,8 +92,7 @@ class CompiledStep:
         ]  # fmt: skip
 
     def _layer_columns(self, layer: StepLayer) -> list[int]:
-        products = (layer.qkv, layer.output, layer.gate_up, layer.down)
-        columns = [column for product in products for column in self._product_columns(product)]
+        columns = [column for product in _products(layer) for column in self._product_columns(product)]
         self._alive.extend((layer.q_norm, layer.k_norm))
         return [*columns, _address(layer.q_norm), _address(layer.k_norm), self._windows.index(layer.window), *4 * [0]]
 
@@ -188,6 +190,10 @@ def _set_batch(fields: NDArray[np.int64], batch: StepBatch, nonfinite: torch.Ten
         batch.logit_rows.data_ptr(), attention.query_start.data_ptr(), attention.context_lens.data_ptr(),
         attention.block_tables.data_ptr(), attention.block_tables.stride(0), attention.num_sequences,
     )  # fmt: skip
+
+
+def _products(layer: StepLayer) -> tuple[StepProduct, ...]:
+    return layer.qkv, layer.output, layer.gate_up, layer.down
 
 
 def _whole_panels(bias: torch.Tensor) -> torch.Tensor:
