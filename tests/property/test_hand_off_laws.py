@@ -22,9 +22,8 @@ names = st.sampled_from(NAMES)
 prompts = st.builds(
     lambda text, length, last: (*text[:length], last), *map(st.sampled_from, (TEXTS, (0, 3, 7, 8, 17, 30), (41, 42)))
 )
-faults = st.sampled_from(
-    [(point, kind) for point in Point for kind in sorted(KINDS_AT[point]) if kind is not FaultKind.KILL]
-)
+FAULTS = [(point, kind) for point in Point for kind in sorted(KINDS_AT[point]) if kind is not FaultKind.KILL]
+faults = st.sampled_from(FAULTS)
 
 
 class HandOffMachine(RuleBasedStateMachine):
@@ -106,6 +105,24 @@ def test_a_stall_is_noticed_while_others_are_served(point: Point) -> None:
             stack.loop.advance(1.0)
         assert stalled.has_ended
         assert stalled.received == stalled.expected
+        stack.rest(LEASE_S)
+        stack.check_baseline()
+    finally:
+        stack.close()
+
+
+@pytest.mark.parametrize(("point", "kind"), FAULTS)
+def test_with_one_worker_of_each_kind_the_answer_survives_two_faults(point: Point, kind: FaultKind) -> None:
+    """Both workers are well: that there is no other is no reason to fail."""
+    stack = SimulatedStack(num_blocks={Role.PREFILL: 20, Role.DECODE: 20}, num_workers=1)
+    try:
+        stack.faults.next_at[point].extend((kind, kind))
+        client = stack.ask(TEXTS[0][:30], 14)
+        for _ in range(int(REST_S)):
+            stack.work()
+            stack.loop.advance(1.0)
+        assert client.error is None
+        assert client.received == client.expected
         stack.rest(LEASE_S)
         stack.check_baseline()
     finally:
