@@ -21,6 +21,7 @@ from common.pb import decode_pb2
 from common.sampling import SamplingParams
 from common.telemetry import names
 from tests.support.fake_runner import expected_tokens
+from tests.support.silent_worker import accepts_and_says_nothing
 from tests.support.worker_pair import BLOCK_SIZE, LEASE_S, VOCAB, WorkerPair, error_of, worker_pair
 
 PROMPT = tuple(range(1, 19))
@@ -255,6 +256,24 @@ async def test_release_ends_a_running_prefill_and_a_running_decode() -> None:
         await pair.decode_servicer.release(transfer_id, 1)
         await error_of(running)
         await error_of(decoding)
+
+
+async def test_each_side_says_how_many_blocks_a_release_freed() -> None:
+    """Prefill between its last chunk and the hand-off, decode between the commit and the first step."""
+    num_blocks = -(-len(PROMPT) // BLOCK_SIZE)
+    async with worker_pair() as pair:
+        transfer_id = mint_transfer_id()
+        ticket = await pair.reserve(PROMPT, transfer_id)
+        async for _ in pair.run_prefill(PROMPT, GREEDY, transfer_id, ticket):
+            pass
+        assert await pair.decode_servicer.release(transfer_id, 1) == num_blocks
+        assert await pair.decode_servicer.release(transfer_id, 1) == 0
+        with accepts_and_says_nothing() as pair.decode_address:
+            running = pair.run_prefill(PROMPT, GREEDY, transfer_id, ticket, generation=2)
+            assert (await running.read()).HasField("first_token")
+            assert await pair.prefill_servicer.release(transfer_id, 2) == num_blocks
+            assert await pair.prefill_servicer.release(transfer_id, 2) == 0
+            await error_of(running)
 
 
 async def test_random_cancels_at_every_stage_end_at_baseline() -> None:
