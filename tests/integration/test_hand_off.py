@@ -193,6 +193,30 @@ async def test_a_reservation_that_nobody_uses_expires_and_a_waiting_one_does_not
         assert [t.token_id async for e in decoding for t in e.tokens] == expected_tokens(PROMPT, 12, VOCAB)[1:]
 
 
+async def test_a_lease_is_a_time_without_progress_and_each_new_block_begins_another() -> None:
+    """Though the whole transfer takes several; a block that is here already is no progress."""
+    async with worker_pair() as pair:
+        ticket = await pair.reserve(PROMPT, mint_transfer_id())
+        pushing = pair.decode.PushBlocks()
+
+        async def push(block: int) -> decode_pb2.PushAck:
+            frame = make_frame(block, block, 1, bytes(pair.decode_runner.cache.layout.block_bytes))
+            frame.ticket = ticket.ticket
+            await pushing.write(frame)
+            ack: decode_pb2.PushAck = await pushing.read()
+            return ack
+
+        for block in range(4):
+            pair.receiver_clock.now_s += 0.9 * LEASE_S
+            assert (await push(block)).sequence_number == block
+            assert pair.receiver.expire() == 0
+        pair.receiver_clock.now_s += 0.9 * LEASE_S
+        await push(3)
+        pair.receiver_clock.now_s += 0.2 * LEASE_S
+        assert pair.receiver.expire() == 1
+        assert isinstance(await error_of(push(3)), TransferError)
+
+
 async def test_other_models_layouts_and_bad_tokens_are_refused_by_name() -> None:
     async with worker_pair() as pair:
         error = await error_of(pair.reserve(PROMPT, mint_transfer_id(), fingerprint=b"x" * 32))
