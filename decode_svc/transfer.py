@@ -157,7 +157,8 @@ class TransferTable:
         new = [index for index in range(first_block, end_block) if index not in transfer.blocks]
         taken = dict(zip(new, self.pool.allocate(len(new), from_reserved=len(new)), strict=True))
         transfer.blocks.update(taken)
-        transfer.last_progress_s = now_s
+        if taken:
+            transfer.last_progress_s = now_s
         if transfer.state is TransferState.RESERVED:
             transfer.move_to(TransferState.RECEIVING)
         return taken

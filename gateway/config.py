@@ -60,7 +60,7 @@ class GatewaySettings(FaultSettings):
         ge=3 * PROGRESS_INTERVAL_S,
         description="a worker of which a request hears nothing for this long is lost to it",
     )
-    reconnect_wait_s: float = Field(30.0, ge=0, description="wait for a lost decode worker when there is no other")
+    reconnect_wait_s: float = Field(30.0, ge=0, description="after a failure, wait so long for a worker that may serve")
     client_timeout_s: float = Field(
         60.0, gt=0, le=86_400, description="a client that takes nothing of its answer for this long has left"
     )

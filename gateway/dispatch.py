@@ -10,7 +10,7 @@ Implements `generation.Dispatcher`. The same request with the same seed has the 
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from opentelemetry import trace
 
@@ -67,7 +67,7 @@ class HandOffDispatcher:
     ) -> None:
         """`clock` is monotonic, in seconds; every time of a generation is read from it."""
         self._registry = registry
-        self._placer = Placer(registry, lookup, strict=policy.strict, reconnect_wait_s=policy.reconnect_wait_s)
+        self._placer = Placer(registry, lookup, strict=policy.strict, clock=clock)
         self._turns = PrefillTurns(registry, policy.prefill_window_tokens, metrics.waiting)
         self._admission = admission
         self._policy = policy
@@ -189,6 +189,8 @@ class HandOffDispatcher:
     async def _recover(self, journey: Journey, attempt: Attempt, failed: LegFailed) -> None:
         """Prepares the next attempt, or raises what the client hears."""
         failure = self._facts(journey, attempt, failed)
+        self._avoid(journey, attempt, failure)
+        failure = replace(failure, other_prefill=self._has_other_prefill(journey))
         recovery = recover(failure)
         if recovery.step is not NextStep.GIVE_UP and not failure.is_refusal and not self._retries.spend():
             log.error("the retries of all generations are used up (retry_ratio, retry_reserve)")
@@ -204,7 +206,7 @@ class HandOffDispatcher:
         if recovery.step is NextStep.GIVE_UP:
             self._metrics.gave_up(failure.error, journey.on_failure)
             raise failure.error from None
-        self._note_failure(journey, attempt, failure)
+        self._note_failure(journey, failure)
         if recovery.fallback is not None:
             self._note_fallback(journey, recovery.fallback)
         journey.wants_prefill &= recovery.step is not NextStep.RECOMPUTE
@@ -212,36 +214,40 @@ class HandOffDispatcher:
         await self._given_back(journey, attempt, failure)
 
     def _facts(self, journey: Journey, attempt: Attempt, failed: LegFailed) -> Failure:
-        prefill = attempt.placement.prefill
-        others = [view for view in self._registry.views() if prefill and view.address != prefill.address]
         return Failure(
             role=failed.role,
             error=failed.error,
             is_running=attempt.is_running,
-            had_prefill=prefill is not None,
+            had_prefill=attempt.placement.prefill is not None,
             has_tokens=bool(journey.delivered),
             prefill_retried=journey.prefill_retried,
-            other_prefill=any(
-                view.role is Role.PREFILL and view.takes_work and journey.may_use(view) for view in others
-            ),
+            other_prefill=False,
             retries_left=journey.retries_left,
             strict=self._policy.strict,
             on_failure=journey.on_failure,
         )
 
-    def _note_failure(self, journey: Journey, attempt: Attempt, failure: Failure) -> None:
+    def _avoid(self, journey: Journey, attempt: Attempt, failure: Failure) -> None:
+        """A decode worker that refuses a reservation mid-stream is not avoided: it may still queue the request."""
+        if failure.blames_prefill:
+            assert attempt.placement.prefill is not None
+            journey.avoided.add(attempt.placement.prefill, failure.error, self._clock())
+        elif not (failure.is_refusal and failure.had_prefill and failure.has_tokens):
+            journey.avoided.add(attempt.placement.decode, failure.error, self._clock())
+
+    def _has_other_prefill(self, journey: Journey) -> bool:
+        views = [view for view in self._registry.views() if view.role is Role.PREFILL]
+        usable = journey.avoided.usable(views, self._clock())
+        return any(self._policy.strict or view not in journey.avoided for view in usable)
+
+    def _note_failure(self, journey: Journey, failure: Failure) -> None:
         journey.last_error = failure.error
         if isinstance(failure.error, NoRoom):
             journey.no_room = failure.error
         if not failure.is_refusal:
             journey.retries_left -= 1
             journey.prefill_retried |= failure.blames_prefill
-        if failure.blames_prefill:
-            assert attempt.placement.prefill is not None
-            journey.avoid(attempt.placement.prefill)
-        elif not (failure.is_refusal and failure.had_prefill and failure.has_tokens):  # it may still queue it
-            journey.avoid(attempt.placement.decode)
-            journey.lost_decode |= isinstance(failure.error, PeerLost)
+            journey.wait_until_s = self._clock() + self._policy.reconnect_wait_s
 
     def _note_report(self, journey: Journey, attempt: Attempt) -> None:
         if attempt.take_refetched_blocks():
@@ -255,9 +261,11 @@ class HandOffDispatcher:
         self._metrics.fell_back(fallback)
 
     async def _given_back(self, journey: Journey, attempt: Attempt, failure: Failure) -> None:
-        """Workers that the next attempt may use again must have let go of this one: a transfer is open once."""
+        """Workers that the next attempt may use again must have let go of this one: a transfer is open once. One that
+        is lost is not used again before its release has been answered or given up."""
         may_be_reused = {Role.PREFILL, Role.DECODE} if journey.wants_prefill else {Role.DECODE}
-        may_be_reused.discard(Role.PREFILL if failure.blames_prefill else Role.DECODE)
+        if isinstance(failure.error, PeerLost):
+            may_be_reused.discard(Role.PREFILL if failure.blames_prefill else Role.DECODE)
         releases = [release for role, release in attempt.end().items() if role in may_be_reused]
         if releases:
             await asyncio.wait(releases, timeout=RELEASE_TIMEOUT_S)

@@ -7,12 +7,10 @@ from common.ids import BlockHash, TransferId, mint_transfer_id
 from common.kv.block_hash import block_hashes, root_hash
 from common.pb import decode_pb2, prefill_pb2
 from common.rpc.convert import layout_to_pb, sampling_to_pb
+from gateway.avoided import Avoided
 from gateway.deployment import Deployment
 from gateway.generation import Generation, OnFailure, Route
-from gateway.placement import Fallback, WorkerView
-
-Registration = tuple[str, int]
-"""A worker's address and how often it had registered there: a worker that comes back is another one."""
+from gateway.placement import Fallback
 
 
 @dataclass(slots=True)
@@ -28,9 +26,9 @@ class Journey:
     attempt: int = 0  # `generation` on the wire: rises with every attempt
     delivered: list[int] = field(default_factory=list)  # token ids that the client has
     num_cached_tokens: int | None = None  # as told with the first token
-    avoided: set[Registration] = field(default_factory=set)
+    avoided: Avoided = field(default_factory=Avoided)
     prefill_retried: bool = False
-    lost_decode: bool = False
+    wait_until_s: float = 0.0  # by the dispatcher's clock: a failure is worth waiting for a worker until then
     no_room: NoRoom | None = None  # the last refusal
     last_error: TwostrokeError | None = None
     is_move: bool = False  # the next attempt goes where most of the blocks are
@@ -50,12 +48,6 @@ class Journey:
         """KV that decode does not hold: what prefill pushes."""
         layout = self.deployment.layout
         return (-(-self.num_tokens // layout.block_size) - ticket.num_held_blocks) * layout.block_bytes
-
-    def may_use(self, view: WorkerView) -> bool:
-        return (view.address, view.registration) not in self.avoided
-
-    def avoid(self, view: WorkerView) -> None:
-        self.avoided.add((view.address, view.registration))
 
     def note_fallback(self, fallback: Fallback) -> None:
         """The route names every fallback once, in order."""

@@ -28,7 +28,7 @@ class Failure:
     had_prefill: bool  # the attempt was a hand-off
     has_tokens: bool  # the client has at least one token
     prefill_retried: bool  # an earlier attempt failed on its prefill side
-    other_prefill: bool  # another prefill worker takes work
+    other_prefill: bool  # a prefill worker may take over: one that has not failed; where `strict` also one to use again
     retries_left: int
     strict: bool
     on_failure: OnFailure = OnFailure.RETRY_OTHER
@@ -73,8 +73,9 @@ def _move(failure: Failure) -> Recovery:
 
 
 def _without_this_prefill(failure: Failure) -> Recovery:
-    is_first = not failure.has_tokens and not failure.prefill_retried
-    if is_first and failure.other_prefill and failure.on_failure is not OnFailure.RECOMPUTE:
+    """Decode computes the prompt rather than a third prefill worker, unless that would leave the planned way."""
+    is_worth_it = not failure.has_tokens and (failure.strict or not failure.prefill_retried)
+    if is_worth_it and failure.other_prefill and failure.on_failure is not OnFailure.RECOMPUTE:
         return Recovery(NextStep.AGAIN, Fallback.PREFILL_RETRIED)
     is_transfer = isinstance(failure.error, TransferError)
     return _recompute(failure, Fallback.TRANSFER_FAILED if is_transfer else Fallback.PREFILL_LOST)

@@ -23,8 +23,10 @@ from pathlib import Path
 import httpx
 
 from tests.chaos.cases import make_cases
+from tests.chaos.folder import run_in_folder
 from tests.chaos.harness import GATEWAY_FLAGS, answers_without_faults, environment, leaked_blocks
 from tests.chaos.load import Limits, Load, Totals
+from tests.chaos.options import parse
 from tests.chaos.stack import ChaosStack, NetworkHost, Plan, worker_loads
 from tests.support.tiny_models import make_tiny_model
 
@@ -224,7 +226,8 @@ def main_outside(arguments: list[str]) -> int:
         return 0
 
 
-def main_inside(options: argparse.Namespace, topology: Topology, work_dir: Path) -> int:
+def report(options: argparse.Namespace, topology: Topology, work_dir: Path) -> bool:
+    """On the gateway's host."""
     phases = asyncio.run(run_phases(topology, options, work_dir))
     if options.out is not None:
         rows = [
@@ -234,16 +237,14 @@ def main_inside(options: argparse.Namespace, topology: Topology, work_dir: Path)
             for p in phases
         ]
         options.out.write_text(json.dumps(rows, indent=2) + "\n")
-    is_well = bool(phases) and all(phase.is_well for phase in phases)
-    print(f"chaos --network: {'passed' if is_well else 'FAILED'}; logs in {work_dir}")
-    return 0 if is_well else 1
+    return bool(phases) and all(phase.is_well for phase in phases)
+
+
+def main_inside(arguments: list[str]) -> int:
+    """`arguments`: the names of the namespaces, then those of `make chaos`."""
+    topology = Topology(*json.loads(arguments[0]))
+    return run_in_folder("network", lambda work_dir: report(parse(arguments[1:]), topology, work_dir))
 
 
 if __name__ == "__main__":
-    from tempfile import mkdtemp
-
-    from tests.chaos.options import parse
-
-    sys.exit(
-        main_inside(parse(sys.argv[2:]), Topology(*json.loads(sys.argv[1])), Path(mkdtemp(prefix="twostroke-network-")))
-    )
+    sys.exit(main_inside(sys.argv[1:]))

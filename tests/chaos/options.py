@@ -6,8 +6,10 @@ from pathlib import Path
 
 def parse(argv: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="make chaos ARGS=...", description="The whole system under faults.")
-    parser.add_argument("--requests", type=int, default=5_000, help="how many requests at least")
-    parser.add_argument("--max-s", type=float, default=1_200.0, help="no new request after this time")
+    parser.add_argument(
+        "--requests", type=int, default=5_000, help="go on for so many requests, and until every service was killed"
+    )
+    parser.add_argument("--max-s", type=float, default=900.0, help="end after this time, and fail where more was due")
     parser.add_argument("--concurrency", type=int, default=24, help="clients at once")
     parser.add_argument("--cases", type=int, default=300, help="different requests")
     parser.add_argument("--seed", type=int, default=1)

@@ -2,6 +2,7 @@
 
 import json
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,20 @@ from typing import Any
 from tests.chaos.load import Totals
 
 MAX_EXAMPLES = 5
+
+
+@dataclass(frozen=True)
+class Goal:
+    """What must have happened before a run may end well."""
+
+    min_requests: int
+    kills: frozenset[str]  # names of the services that must have been killed once
+
+    def missing(self, num_requests: int, killed: Iterable[str]) -> list[str]:
+        """One line for each thing that has not happened yet."""
+        never_killed = self.kills.difference(killed)
+        lines = [f"never killed: {', '.join(sorted(never_killed))}"] if never_killed else []
+        return lines + ([f"{num_requests} requests of {self.min_requests}"] if num_requests < self.min_requests else [])
 
 
 @dataclass
@@ -20,8 +35,8 @@ class Outcome:
     kills: Counter[str]
     leaked_blocks: dict[str, float]  # worker -> blocks, of workers that did not return to their start
     defects: list[str]
-    min_requests: int
-    never_killed: list[str]  # services whose turn never came
+    goal: Goal
+    never_injected: list[str]  # `point kind`, of the planned faults
     settings: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -35,11 +50,7 @@ class Outcome:
             "defects in the logs": len(self.defects),
         }
         complaints = [f"{what}: {count}" for what, count in found.items() if count]
-        if self.never_killed:
-            complaints.append(f"never killed: {', '.join(self.never_killed)}")
-        if totals.requests < self.min_requests:
-            complaints.append(f"{totals.requests} requests of {self.min_requests}")
-        return complaints
+        return complaints + self.goal.missing(totals.requests, self.kills)
 
     def to_json(self) -> dict[str, Any]:
         totals = self.totals
@@ -57,6 +68,7 @@ class Outcome:
             "refused_and_sent_again": dict(totals.refused),
             "fallbacks": dict(totals.fallbacks),
             "faults_injected": dict(self.injected),
+            "never_injected": self.never_injected,
             "kills": dict(self.kills),
             "durations_s": _quantiles(totals.durations_s),
             "defects": self.defects,
@@ -92,6 +104,8 @@ class Outcome:
         ]
         lines = [f"{name:<58} {value:>8}" for name, value in rows]
         lines += [f"time: {self.wall_s:.0f} s; seed {self.seed}; answers took {_quantiles(totals.durations_s)}"]
+        if self.never_injected:
+            lines.append(f"faults that no chance brought about: {', '.join(self.never_injected)}")
         for examples in (totals.wrong, totals.hangs, totals.late, self.defects):
             lines += [f"  ! {example[:400]}" for example in examples[:MAX_EXAMPLES]]
         lines += [f"  ! {worker} lacks {count:g} blocks" for worker, count in self.leaked_blocks.items()]

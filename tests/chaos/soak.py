@@ -13,11 +13,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, linear_regression
-from tempfile import mkdtemp
 
 import httpx
 
 from tests.chaos.cases import make_cases
+from tests.chaos.folder import run_in_folder
 from tests.chaos.harness import answers_without_faults, environment, leaked_blocks
 from tests.chaos.load import Limits, Load
 from tests.chaos.stack import ChaosStack, Plan, worker_loads
@@ -129,7 +129,6 @@ async def run(options: argparse.Namespace, work_dir: Path) -> bool:
         rows = [vars(verdict) | {"is_flat": verdict.is_flat} for verdict in verdicts]
         result = {"minutes": options.minutes, "requests": totals.requests, "leaked_blocks": leaked, "services": rows}
         options.out.write_text(json.dumps(result | {"is_well": is_well}, indent=2) + "\n")
-    print(f"soak: {'passed' if is_well else 'FAILED'}; logs in {work_dir}")
     return is_well
 
 
@@ -141,7 +140,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--out", type=Path, help="JSON file")
     options = parser.parse_args()
-    return 0 if asyncio.run(run(options, Path(mkdtemp(prefix="twostroke-soak-")))) else 1
+    return run_in_folder("soak", lambda work_dir: asyncio.run(run(options, work_dir)))
 
 
 if __name__ == "__main__":

@@ -270,18 +270,19 @@ async def test_a_password_is_in_no_message(tmp_path: Path) -> None:
 
 async def test_tls_and_a_password_by_the_url_alone(tmp_path: Path) -> None:
     """Redis asks for our certificate too; one that is not of the CA that the URL names is not talked to."""
-    ours, foreign = authority("ours"), authority("foreign")
+    ours = authority("ours")
     of_redis, of_client = ours.issue(tmp_path / "redis", "localhost"), ours.issue(tmp_path / "client", "client")
+    foreign = authority("foreign").issue(tmp_path / "foreign")
     port = free_port()
     tls = ("--tls-port", str(port), "--tls-auth-clients", "yes", "--tls-ca-cert-file", str(of_redis / CA_FILE))
     tls += ("--tls-cert-file", str(of_redis / CERTIFICATE_FILE), "--tls-key-file", str(of_redis / KEY_FILE))
     url = f"rediss://:right@localhost:{port}/0?ssl_certfile={of_client / CERTIFICATE_FILE}"
     url += f"&ssl_keyfile={of_client / KEY_FILE}&ssl_ca_certs="
     with running_redis(tmp_path, "--requirepass", "right", *tls):
-        async with open_index(f"{url}{ours.certificate}") as index:
+        async with open_index(f"{url}{of_client / CA_FILE}") as index:
             await index.publish(HOLDER, NAMES, [])
             assert await index.longest_prefix(NAMES, [HOLDER]) == {"decode-0": len(NAMES)}
-        async with open_index(f"{url}{foreign.certificate}") as index:
+        async with open_index(f"{url}{foreign / CA_FILE}") as index:
             with pytest.raises(PrefixIndexUnavailable, match="CERTIFICATE_VERIFY_FAILED"):
                 await index.count(HOLDER)
         async with open_index(f"redis://:right@localhost:{port}/0", SOON_S) as index:

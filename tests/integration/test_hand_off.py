@@ -21,6 +21,7 @@ from common.pb import decode_pb2
 from common.sampling import SamplingParams
 from common.telemetry import names
 from tests.support.fake_runner import expected_tokens
+from tests.support.silent_worker import accepts_and_says_nothing
 from tests.support.worker_pair import BLOCK_SIZE, LEASE_S, VOCAB, WorkerPair, error_of, worker_pair
 
 PROMPT = tuple(range(1, 19))
@@ -192,6 +193,30 @@ async def test_a_reservation_that_nobody_uses_expires_and_a_waiting_one_does_not
         assert [t.token_id async for e in decoding for t in e.tokens] == expected_tokens(PROMPT, 12, VOCAB)[1:]
 
 
+async def test_a_lease_is_a_time_without_progress_and_each_new_block_begins_another() -> None:
+    """Though the whole transfer takes several; a block that is here already is no progress."""
+    async with worker_pair() as pair:
+        ticket = await pair.reserve(PROMPT, mint_transfer_id())
+        pushing = pair.decode.PushBlocks()
+
+        async def push(block: int) -> decode_pb2.PushAck:
+            frame = make_frame(block, block, 1, bytes(pair.decode_runner.cache.layout.block_bytes))
+            frame.ticket = ticket.ticket
+            await pushing.write(frame)
+            ack: decode_pb2.PushAck = await pushing.read()
+            return ack
+
+        for block in range(4):
+            pair.receiver_clock.now_s += 0.9 * LEASE_S
+            assert (await push(block)).sequence_number == block
+            assert pair.receiver.expire() == 0
+        pair.receiver_clock.now_s += 0.9 * LEASE_S
+        await push(3)
+        pair.receiver_clock.now_s += 0.2 * LEASE_S
+        assert pair.receiver.expire() == 1
+        assert isinstance(await error_of(push(3)), TransferError)
+
+
 async def test_other_models_layouts_and_bad_tokens_are_refused_by_name() -> None:
     async with worker_pair() as pair:
         error = await error_of(pair.reserve(PROMPT, mint_transfer_id(), fingerprint=b"x" * 32))
@@ -255,6 +280,24 @@ async def test_release_ends_a_running_prefill_and_a_running_decode() -> None:
         await pair.decode_servicer.release(transfer_id, 1)
         await error_of(running)
         await error_of(decoding)
+
+
+async def test_each_side_says_how_many_blocks_a_release_freed() -> None:
+    """Prefill between its last chunk and the hand-off, decode between the commit and the first step."""
+    num_blocks = -(-len(PROMPT) // BLOCK_SIZE)
+    async with worker_pair() as pair:
+        transfer_id = mint_transfer_id()
+        ticket = await pair.reserve(PROMPT, transfer_id)
+        async for _ in pair.run_prefill(PROMPT, GREEDY, transfer_id, ticket):
+            pass
+        assert await pair.decode_servicer.release(transfer_id, 1) == num_blocks
+        assert await pair.decode_servicer.release(transfer_id, 1) == 0
+        with accepts_and_says_nothing() as pair.decode_address:
+            running = pair.run_prefill(PROMPT, GREEDY, transfer_id, ticket, generation=2)
+            assert (await running.read()).HasField("first_token")
+            assert await pair.prefill_servicer.release(transfer_id, 2) == num_blocks
+            assert await pair.prefill_servicer.release(transfer_id, 2) == 0
+            await error_of(running)
 
 
 async def test_random_cancels_at_every_stage_end_at_baseline() -> None:

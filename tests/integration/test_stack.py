@@ -107,6 +107,22 @@ def test_blocks_move_and_decode_computes_no_prompt_token(stack: StackProcess) ->
     assert min(load["peak_memory_bytes"] for load in after.values()) > 2**24, "more than an interpreter needs"
 
 
+def test_a_bit_that_flips_on_the_way_is_sent_again_and_the_answers_are_the_same(
+    stack: StackProcess, tiny_model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = answers(stack)
+    monkeypatch.setenv("TWOSTROKE_DECODE_FAULTS", "kv.frame_received:flip@0.5;seed=21")
+    monkeypatch.setenv("TWOSTROKE_DECODE_ALLOW_FAULT_INJECTION", "true")
+    with stack_process(tmp_path, "1p1d", tiny_model) as damaged:
+        assert answers(damaged) == expected
+        damaged.await_idle()
+        loads = damaged.workers()
+        assert all(load["num_refetched_blocks"] > 0 for load in loads.values())
+        assert [load["computed_prompt_tokens"] for worker, load in loads.items() if "decode" in worker] == [0]
+        assert 'twostroke_fallbacks_total{reason="blocks_refetched"}' in damaged.client.get("/metrics").text
+        assert "FAULT INJECTED point=kv.frame_received kind=flip" in damaged.log("decode-0")
+
+
 def test_a_replay_tells_what_the_hand_off_cost_each_request(stack: StackProcess, tmp_path: Path) -> None:
     out = tmp_path / "result.json"
     trace = (

@@ -9,6 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule
 
+from common.errors import NoRoom
 from common.faults.points import KINDS_AT, FaultKind, Point
 from gateway.placement import Role
 from tests.support.simulated_stack import LEASE_S, PROGRESS_TIMEOUT_S, Client, SimulatedStack
@@ -22,9 +23,8 @@ names = st.sampled_from(NAMES)
 prompts = st.builds(
     lambda text, length, last: (*text[:length], last), *map(st.sampled_from, (TEXTS, (0, 3, 7, 8, 17, 30), (41, 42)))
 )
-faults = st.sampled_from(
-    [(point, kind) for point in Point for kind in sorted(KINDS_AT[point]) if kind is not FaultKind.KILL]
-)
+FAULTS = [(point, kind) for point in Point for kind in sorted(KINDS_AT[point]) if kind is not FaultKind.KILL]
+faults = st.sampled_from(FAULTS)
 
 
 class HandOffMachine(RuleBasedStateMachine):
@@ -112,6 +112,24 @@ def test_a_stall_is_noticed_while_others_are_served(point: Point) -> None:
         stack.close()
 
 
+@pytest.mark.parametrize(("point", "kind"), FAULTS)
+def test_with_one_worker_of_each_kind_the_answer_survives_two_faults(point: Point, kind: FaultKind) -> None:
+    """Both workers are well: that there is no other is no reason to fail."""
+    stack = SimulatedStack(num_blocks={Role.PREFILL: 20, Role.DECODE: 20}, num_workers=1)
+    try:
+        stack.faults.next_at[point].extend((kind, kind))
+        client = stack.ask(TEXTS[0][:30], 14)
+        for _ in range(int(REST_S)):
+            stack.work()
+            stack.loop.advance(1.0)
+        assert client.error is None
+        assert client.received == client.expected
+        stack.rest(LEASE_S)
+        stack.check_baseline()
+    finally:
+        stack.close()
+
+
 def test_a_long_wait_in_a_queue_is_no_loss() -> None:
     """Longer than the time-out for silence, by far: the queue moves, and the workers say so."""
     stack = SimulatedStack(num_blocks={Role.PREFILL: 20, Role.DECODE: 200})
@@ -124,6 +142,50 @@ def test_a_long_wait_in_a_queue_is_no_loss() -> None:
             waited_s += 1.0
         assert waited_s > 3 * PROGRESS_TIMEOUT_S
         assert [client.route.fallback for client in clients] == [""] * 12
+        stack.rest(LEASE_S)
+        stack.check_baseline()
+    finally:
+        stack.close()
+
+
+@pytest.mark.parametrize("num_steps", [0, 1, 2, 3])
+@pytest.mark.parametrize("num_workers", [1, 2])
+def test_a_prefill_worker_that_dies_frees_its_reservation_in_under_a_second(num_workers: int, num_steps: int) -> None:
+    """Whether another takes over, which makes a reservation of its own, or decode computes the prompt."""
+    stack = SimulatedStack(num_blocks={Role.PREFILL: 20, Role.DECODE: 20}, num_workers=num_workers)
+    try:
+        client = stack.ask(TEXTS[0][:30], 14)
+        for _ in range(num_steps):
+            stack.step("prefill-0")
+        stack.die("prefill-0")
+        stack.loop.advance(0.9)
+        decode = [worker.service for name, worker in stack.workers.items() if name.startswith(Role.DECODE)]
+        assert sum(service._receiver.num_open for service in decode) == num_workers - 1
+        stack.work()
+        stack.loop.advance(0.9)
+        stack.work()
+        assert client.error is None
+        assert client.received == client.expected
+        stack.rest(LEASE_S)
+        stack.check_baseline()
+    finally:
+        stack.close()
+
+
+def test_overload_is_answered_by_refusals_and_by_no_time_out() -> None:
+    """Sixty prompts at once, for which there is room for two at a time."""
+    stack = SimulatedStack(num_blocks={Role.PREFILL: 20, Role.DECODE: 20}, num_workers=1)
+    try:
+        clients = [stack.ask((number, *TEXTS[0][:30]), 14) for number in range(60)]
+        waited_s = 0.0
+        while not all(client.has_ended for client in clients):
+            stack.work()
+            stack.loop.advance(0.1)
+            waited_s += 0.1
+        assert waited_s < PROGRESS_TIMEOUT_S
+        errors = [client.error for client in clients if client.error is not None]
+        assert 0 < len(errors) < len(clients)
+        assert all(isinstance(error, NoRoom) and error.retry_after_s for error in errors)
         stack.rest(LEASE_S)
         stack.check_baseline()
     finally:

@@ -5,7 +5,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, rule
 
-from common.errors import BadRequest, CorruptFrame, NoRoom, StaleGeneration, UnknownTransfer
+from common.errors import BadRequest, CorruptFrame, NoRoom, StaleGeneration, TransferError, UnknownTransfer
 from common.ids import BlockHash, TransferId
 from common.kv.block_pool import BlockPool
 from common.kv.block_table import BlockTable
@@ -161,6 +161,25 @@ def test_newcomers_leave_the_blocks_that_a_preempted_sequence_waits_for() -> Non
     with pytest.raises(NoRoom, match="4 KV blocks wanted, 3 available of 12"):
         table.reserve(TransferId(bytes(16)), 1, 12, [], 0.0, kept_blocks=9)
     table.release(table.reserve(TransferId(bytes(16)), 1, 12, [], 0.0, kept_blocks=8))
+
+
+def test_what_the_table_remembers_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many transfers are opened, and however many are released that never came."""
+    monkeypatch.setattr("decode_svc.transfer.MAX_TRANSFERS", 3)
+    table = TransferTable(BlockPool(NUM_BLOCKS), BLOCK_SIZE)
+    ids = [TransferId(bytes([number]) * 16) for number in range(10)]
+    opened = [table.reserve(transfer_id, 1, 1, [], 0.0) for transfer_id in ids[:3]]
+    with pytest.raises(NoRoom, match="3 transfers are open") as refused:
+        table.reserve(ids[3], 1, 1, [], 0.0)
+    assert refused.value.retry_after_s
+    for transfer in opened:
+        table.release(transfer)
+    for transfer_id in ids:
+        table.note_released(transfer_id, 1)
+    assert len(table._released) == 3
+    with pytest.raises(TransferError, match="released"):
+        table.reserve(ids[-1], 1, 1, [], 0.0)
+    table.release(table.reserve(ids[-1], 2, 1, [], 0.0))
 
 
 def test_every_state_has_its_transitions_and_the_last_has_none() -> None:

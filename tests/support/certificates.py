@@ -3,8 +3,8 @@
 import functools
 import shutil
 import subprocess
-import tempfile
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
@@ -14,20 +14,26 @@ _KEY = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days
 
 
 class Authority:
+    """Held in memory; openssl reads it from a folder that is gone afterwards."""
+
     def __init__(self, name: str) -> None:
-        self._folder = Path(tempfile.mkdtemp(prefix="authority-"))
-        self.key, self.certificate = self._folder / "ca.key", self._folder / "ca.crt"
-        _openssl("req", "-x509", *_KEY, "-subj", f"/CN={name}", "-keyout", self.key, "-out", self.certificate)
+        with TemporaryDirectory(prefix="authority-") as scratch:
+            key, certificate = Path(scratch, "ca.key"), Path(scratch, "ca.crt")
+            _openssl("req", "-x509", *_KEY, "-subj", f"/CN={name}", "-keyout", key, "-out", certificate)
+            self._key, self._certificate = key.read_bytes(), certificate.read_bytes()
 
     def issue(self, folder: Path, name: str = WORKER_NAME) -> Path:
         """A key and a certificate for the DNS name `name`, and our own certificate, as a service wants them."""
         folder.mkdir(parents=True, exist_ok=True)
-        _openssl(
-            *("req", "-x509", *_KEY, "-subj", f"/CN={name}", "-addext", f"subjectAltName=DNS:{name}"),
-            *("-addext", "basicConstraints=critical,CA:FALSE", "-CA", self.certificate, "-CAkey", self.key),
-            *("-keyout", folder / KEY_FILE, "-out", folder / CERTIFICATE_FILE),
-        )
-        shutil.copy(self.certificate, folder / CA_FILE)
+        (folder / CA_FILE).write_bytes(self._certificate)
+        with TemporaryDirectory(prefix="authority-") as scratch:
+            key = Path(scratch, "ca.key")
+            key.write_bytes(self._key)
+            _openssl(
+                *("req", "-x509", *_KEY, "-subj", f"/CN={name}", "-addext", f"subjectAltName=DNS:{name}"),
+                *("-addext", "basicConstraints=critical,CA:FALSE", "-CA", folder / CA_FILE, "-CAkey", key),
+                *("-keyout", folder / KEY_FILE, "-out", folder / CERTIFICATE_FILE),
+            )
         return folder
 
 

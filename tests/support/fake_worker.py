@@ -12,10 +12,7 @@ from dataclasses import dataclass, field
 import grpc
 from opentelemetry import trace
 
-from common.errors import (
-    TwostrokeError,
-    UnknownTransfer,
-)
+from common.errors import Draining, TwostrokeError, UnknownTransfer
 from common.kv.layout import KVFormat, KVLayout
 from common.pb import (
     types_pb2,
@@ -221,6 +218,11 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
     async def release(self, transfer_id: bytes, generation: int) -> int:
         self.released[transfer_id] = max(self.released.get(transfer_id, 0), generation)
         return self._release(transfer_id, generation)
+
+    def _refuse_new(self) -> None:
+        """Drained: what it has goes on, and nothing is begun."""
+        if self.status.is_draining:
+            raise Draining(f"{self.worker_id} is leaving")
 
     def _refuse_released(self, transfer_id: bytes, generation: int) -> None:
         """A release may overtake the call that it is about."""

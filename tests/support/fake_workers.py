@@ -50,6 +50,7 @@ class FakeDecode(FakeWorker, decode_pb2_grpc.DecodeServicer):
 
     async def Reserve(self, request: decode_pb2.ReserveRequest, context: object) -> decode_pb2.Ticket:
         await self.points.reach("reserve")
+        self._refuse_new()
         if request.fingerprint != self.fingerprint:
             raise FingerprintMismatch("another model")
         self._refuse_released(request.transfer_id, request.generation)
@@ -87,6 +88,7 @@ class FakeDecode(FakeWorker, decode_pb2_grpc.DecodeServicer):
         if request.ticket:
             sent = await self._committed(request)
         else:
+            self._refuse_new()
             sent = list(request.output_token_ids)
         self.sequences[request.transfer_id] = request.generation
         try:
@@ -170,6 +172,7 @@ class FakePrefill(FakeWorker, prefill_pb2_grpc.PrefillServicer):
     ) -> AsyncIterator[prefill_pb2.PrefillEvent]:
         self.requests.append(request)
         await self.points.reach("run")
+        self._refuse_new()
         self._refuse_released(request.transfer_id, request.generation)
         if request.transfer_id in self.jobs:
             raise StaleGeneration("the transfer is running already")

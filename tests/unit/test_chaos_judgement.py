@@ -1,12 +1,15 @@
 """What `make chaos` and `make soak` pass and what they fail: a harness that cannot fail shows nothing."""
 
+import tempfile
 from collections import Counter
+from pathlib import Path
 
 import pytest
 
 from tests.chaos.cases import Answer, make_cases
+from tests.chaos.folder import run_in_folder
 from tests.chaos.load import Totals
-from tests.chaos.report import Outcome
+from tests.chaos.report import Goal, Outcome
 from tests.chaos.soak import Sample, judge
 
 
@@ -19,8 +22,8 @@ def outcome(**changes: object) -> Outcome:
         "kills": Counter({"redis": 1}),
         "leaked_blocks": {},
         "defects": [],
-        "min_requests": 12,
-        "never_killed": [],
+        "goal": Goal(12, frozenset({"redis"})),
+        "never_injected": [],
     }
     return Outcome(**(fields | changes))  # type: ignore[arg-type]
 
@@ -40,12 +43,39 @@ def test_failed_requests_are_counted_and_forgiven() -> None:
         ({"totals": Totals(right=12, hangs=["x"])}, "hangs: 1"),
         ({"leaked_blocks": {"decode-0": 1.0}}, "leaked blocks: 1"),
         ({"defects": ["Traceback"]}, "defects in the logs: 1"),
-        ({"never_killed": ["gateway", "redis"]}, "never killed: gateway, redis"),
-        ({"min_requests": 13}, "12 requests of 13"),
+        ({"kills": Counter()}, "never killed: redis"),
+        ({"goal": Goal(12, frozenset({"gateway", "redis", "decode-0"}))}, "never killed: decode-0, gateway"),
+        ({"goal": Goal(13, frozenset())}, "12 requests of 13"),
     ],
 )
 def test_nothing_else_is(changes: dict[str, object], complaint: str) -> None:
     assert outcome(**changes).complaints == [complaint]
+
+
+def test_a_run_goes_on_for_whatever_is_missing() -> None:
+    goal = Goal(10, frozenset({"gateway", "redis"}))
+    assert goal.missing(9, ["redis"]) == ["never killed: gateway", "9 requests of 10"]
+    assert goal.missing(5_000, ["redis", "redis"]) == ["never killed: gateway"]
+    assert goal.missing(9, ["redis", "gateway"]) == ["9 requests of 10"]
+    assert goal.missing(10, ["redis", "gateway"]) == []
+
+
+def test_the_logs_of_a_run_are_kept_and_named_only_where_it_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    assert run_in_folder("chaos", lambda folder: bool((folder / "a.log").write_text("x"))) == 0
+    assert (list(tmp_path.iterdir()), capsys.readouterr().out) == ([], "chaos: passed\n")
+
+    def end_early(folder: Path) -> bool:
+        raise AssertionError(folder)
+
+    assert run_in_folder("chaos", lambda _: False) == 1
+    with pytest.raises(AssertionError):
+        run_in_folder("soak", end_early)
+    said = capsys.readouterr().out.splitlines()
+    assert sorted(said) == sorted(f"{f.name.split('-')[1]}: FAILED; logs in {f}" for f in tmp_path.iterdir())
+    assert len(said) == 2
 
 
 def test_what_was_cut_off_must_be_a_beginning() -> None:

@@ -62,6 +62,8 @@ CASES = [
     (replace(ALONE, error=Draining("x"), has_tokens=True), Recovery(RECOMPUTE, Fallback.DECODE_LOST)),
     (replace(BASE, strict=True), Recovery(AGAIN, Fallback.PREFILL_RETRIED)),
     (replace(BASE, strict=True, other_prefill=False), GIVE_UP),
+    (replace(BASE, strict=True, prefill_retried=True), Recovery(AGAIN, Fallback.PREFILL_RETRIED)),
+    (replace(BASE, strict=True, has_tokens=True), GIVE_UP),
     (replace(ALONE, strict=True), Recovery(AGAIN, Fallback.DECODE_RETRIED)),
     (replace(ALONE, strict=True, has_tokens=True), GIVE_UP),
     (replace(BASE, on_failure=OnFailure.FAIL), GIVE_UP),
