@@ -82,7 +82,10 @@ def test_every_point_has_kinds_and_every_kind_a_point() -> None:
 
 def frames(count: int) -> list[Frame]:
     layout = fake_layout(4)
-    return [make_frame(number, number, 1, bytes([number + 1]) * layout.block_bytes) for number in range(count)]
+    made = [make_frame(number, number, 1, bytes([number + 1]) * layout.block_bytes) for number in range(count)]
+    for frame in made:
+        frame.encode_ahead()  # as the sender does with most
+    return made
 
 
 async def passed(kind: FaultKind, count: int = 3, *, only_first: bool = False) -> list[Frame]:
@@ -116,7 +119,7 @@ async def test_lost_repeated_late_and_delayed_messages() -> None:
 async def test_a_damaged_frame_is_found_out(kind: FaultKind) -> None:
     damaged = await passed(kind)
     assert [frame.head.sequence_number for frame in damaged] == [0, 1, 2], "the payload is what is damaged"
-    for frame in damaged:
+    for frame in [*damaged, *(Frame.decode(frame.encode()) for frame in damaged)]:
         with pytest.raises(Exception, match=r"CRC-32C is|bytes for 1 blocks"):
             verified_payload(frame, fake_layout(4))
 
