@@ -60,6 +60,9 @@ soak: $(VENV)/dev.stamp redis-server ## 20 minutes of steady load: memory, files
 bench-peers: $(VENV)/run.stamp ## install peers in build/peers, and run the same work on them and on Twostroke
 	$(PY) -m bench.peers $(ARGS)
 
+bench-hand-off: $(VENV)/run.stamp ## push blocks beside raw gRPC, and measure what clients of a local stack wait because of the hand-off
+	$(PY) -m bench.hand_off $(ARGS)
+
 proto: $(VENV)/dev.stamp ## generate common/pb from proto/
 	$(PROTOC) --python_out=. --pyi_out=. --grpc_python_out=. proto/*.proto
 
@@ -129,5 +132,5 @@ $(VENV)/created:
 	echo "Creating $(VENV) with $$("$$found" --version)"; \
 	"$$found" -m venv $(VENV) && touch $@
 
-.PHONY: help run demo test check rolling kinds bench bench-peers replay compare chaos soak proto install format clean redis-server \
+.PHONY: help run demo test check rolling kinds bench bench-peers bench-hand-off replay compare chaos soak proto install format clean redis-server \
 	check-format check-lint check-types check-imports check-sizes check-proto check-manifests

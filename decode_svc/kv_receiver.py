@@ -16,7 +16,7 @@ from common.errors import CorruptFrame, LeaseExpired, PushAbandoned, TransferErr
 from common.ids import BlockHash, TransferId
 from common.kv.block_table import BlockTable
 from common.kv.cache import KVCache
-from common.kv.wire import verified_payload
+from common.kv.wire import Frame, verified_payload
 from common.logs import fields
 from common.pb import decode_pb2
 from decode_svc.engine import DecodeEngine
@@ -24,6 +24,10 @@ from decode_svc.ticket import TicketAuthority, TicketClaims
 from decode_svc.transfer import Transfer, TransferState, TransferTable
 
 log = logging.getLogger("twostroke.decode")
+
+ACK_EVERY = 8
+"""So many frames in a row may arrive whole until they are acknowledged: an answer to each would cost as much as a small
+frame."""
 
 MAX_DAMAGED_FRAMES = 256
 """A push with more is no push: its sender gives up long before."""
@@ -55,6 +59,16 @@ class _Open:
     commit: decode_pb2.Commit | None = None  # verified; takes effect when the last block is here
     highest_sequence_number: int = 0  # of the frames that arrived whole
     num_damaged_frames: int = 0
+    num_unanswered_frames: int = 0
+
+    def is_answer_due(self, ack: decode_pb2.PushAck) -> bool:
+        """At once where something has to be sent again, or the sender waits for the commit."""
+        self.num_unanswered_frames += 1
+        is_urgent = bool(ack.missing) or ack.HasField("damaged") or self.commit is not None
+        is_due = is_urgent or self.num_unanswered_frames >= ACK_EVERY
+        if is_due:
+            self.num_unanswered_frames = 0
+        return is_due
 
 
 class KVReceiver:
@@ -105,15 +119,16 @@ class KVReceiver:
             lease_s=self._lease_s,
         )
 
-    async def receive(self, frames: AsyncIterator[decode_pb2.PushFrame]) -> AsyncGenerator[decode_pb2.PushAck, None]:
+    async def receive(self, frames: AsyncIterator[Frame]) -> AsyncGenerator[decode_pb2.PushAck, None]:
         """One push, from the ticket to the commit. A push that breaks ends its transfer; a frame that was damaged,
         lost, repeated or overtaken does not."""
         opened: _Open | None = None
         try:
             async for frame in frames:
-                opened = opened or self._begin_push(frame.ticket)
+                opened = opened or self._begin_push(frame.head.ticket)
                 ack = self._take(opened, frame)
-                yield ack
+                if opened.is_answer_due(ack):
+                    yield ack
                 if ack.committed:
                     return
         except TwostrokeError as error:
@@ -175,24 +190,25 @@ class KVReceiver:
         opened.is_pushing = True
         return opened
 
-    def _take(self, opened: _Open, frame: decode_pb2.PushFrame) -> decode_pb2.PushAck:
+    def _take(self, opened: _Open, frame: Frame) -> decode_pb2.PushAck:
         if opened.transfer.state is TransferState.ENDED:
             raise UnknownTransfer("the transfer has ended")
         try:
             payload = verified_payload(frame, self._cache.layout)
         except CorruptFrame as error:
             return self._ask_again(opened, frame, error)
-        opened.highest_sequence_number = max(opened.highest_sequence_number, frame.sequence_number)
-        if frame.num_blocks:
-            self._write(opened.transfer, frame.first_block, frame.num_blocks, payload)
-        if frame.HasField("commit"):
-            self._table.check_commit(opened.transfer, frame.commit.num_blocks, frame.commit.num_prompt_tokens)
-            opened.commit = frame.commit
+        head = frame.head
+        opened.highest_sequence_number = max(opened.highest_sequence_number, head.sequence_number)
+        if head.num_blocks:
+            self._write(opened.transfer, head.first_block, head.num_blocks, payload)
+        if head.HasField("commit"):
+            self._table.check_commit(opened.transfer, head.commit.num_blocks, head.commit.num_prompt_tokens)
+            opened.commit = head.commit
         if opened.commit is not None and not opened.transfer.num_missing_blocks:
             self._commit(opened, opened.commit)
         return self._acknowledge(opened)
 
-    def _write(self, transfer: Transfer, first_block: int, num_blocks: int, payload: bytes) -> None:
+    def _write(self, transfer: Transfer, first_block: int, num_blocks: int, payload: bytes | memoryview) -> None:
         with self._engine.lock:
             taken = self._table.take_blocks(transfer, first_block, num_blocks, self._clock())
         if len(taken) < num_blocks:  # some of them came before
@@ -220,7 +236,7 @@ class KVReceiver:
             missing=[decode_pb2.BlockRange(first_block=start, num_blocks=end - start) for start, end in runs],
         )
 
-    def _ask_again(self, opened: _Open, frame: decode_pb2.PushFrame, error: CorruptFrame) -> decode_pb2.PushAck:
+    def _ask_again(self, opened: _Open, frame: Frame, error: CorruptFrame) -> decode_pb2.PushAck:
         """What a damaged frame says of its place is a hint for the sender, who knows what it sent."""
         opened.num_damaged_frames += 1
         if opened.num_damaged_frames > MAX_DAMAGED_FRAMES:
@@ -228,12 +244,13 @@ class KVReceiver:
         level = logging.WARNING if opened.num_damaged_frames == 1 else logging.DEBUG
         log.log(level, "%s; asking for it again", error, extra=fields(transfer_id=opened.transfer.transfer_id.hex()))
         ack = self._acknowledge(opened)
-        first_block, end_block = frame.first_block, frame.first_block + frame.num_blocks
+        first_block, num_blocks = frame.head.first_block, frame.head.num_blocks
+        end_block = first_block + num_blocks
         is_possible = first_block < end_block <= opened.transfer.num_blocks
         if is_possible:
             self._note_refetch(opened.transfer, [(first_block, end_block)])
         ack.damaged.CopyFrom(
-            decode_pb2.BlockRange(first_block=first_block, num_blocks=frame.num_blocks if is_possible else 0)
+            decode_pb2.BlockRange(first_block=first_block, num_blocks=num_blocks if is_possible else 0)
         )
         return ack
 

@@ -6,7 +6,8 @@ from typing import Any
 
 from common.ids import BlockHash
 from common.kv.block_pool import BlockPool, IndexChanges
-from common.pb import decode_pb2_grpc, worker_pb2
+from common.pb import worker_pb2
+from common.rpc.push import add_decode_servicer
 from common.worker import WorkerParts, engine_status
 from decode_svc.config import DecodeSettings
 from decode_svc.engine import DecodeEngine, SpeculationSettings
@@ -56,7 +57,7 @@ class DecodeService:
         return self._engine.step()
 
     def add_to_server(self, server: Any) -> None:
-        decode_pb2_grpc.add_DecodeServicer_to_server(self._servicer, server)
+        add_decode_servicer(self._servicer, server)
 
     def status(self) -> worker_pb2.WorkerStatus:
         totals = self._engine.totals

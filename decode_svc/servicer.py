@@ -10,6 +10,7 @@ from common.errors import BadRequest, Cancelled, CorruptFrame, Draining, Fingerp
 from common.ids import BlockHash, RequestId, TransferId, transfer_id_of
 from common.kv.block_hash import block_hashes, root_hash
 from common.kv.layout import KVLayout
+from common.kv.wire import Frame
 from common.pb import decode_pb2, decode_pb2_grpc
 from common.rpc.cleanup import Cleanups
 from common.rpc.convert import layout_from_pb, sampling_from_pb
@@ -82,7 +83,7 @@ class DecodeServicer(decode_pb2_grpc.DecodeServicer):
         )
 
     async def PushBlocks(
-        self, request_iterator: AsyncIterator[decode_pb2.PushFrame], context: object
+        self, request_iterator: AsyncIterator[Frame], context: object
     ) -> AsyncIterator[decode_pb2.PushAck]:
         async with aclosing(self._receiver.receive(request_iterator)) as acks:
             async for ack in acks:

@@ -71,6 +71,8 @@ class Transfer:
         """Half-open runs of blocks that are not here, up to the last one that is, or of all."""
         end = self.num_blocks if to_the_end else max(self.blocks, default=-1) + 1
         runs: list[tuple[int, int]] = []
+        if len(self.blocks) == end:
+            return runs
         for index in range(end):
             if index in self.blocks:
                 continue

@@ -91,9 +91,11 @@ class HandOff:
             async for _ in progress_until(computing, self._num_steps):
                 yield _progress()
             sampled = computing.result()
+            goes_on = sampled.finish_reason is None
+            if goes_on:
+                self._to_push.put_nowait(sampled)  # first: its way to decode is longer than the token's to the client
             yield self._first_token_event(sampled)
-            if sampled.finish_reason is None and self._push is not None and sender is not None:
-                self._to_push.put_nowait(sampled)
+            if goes_on and self._push is not None and sender is not None:
                 async for _ in progress_until(self._push, lambda: sender.num_bytes_pushed):
                     yield _progress()
                 yield prefill_pb2.PrefillEvent(handed_off=self._push.result())

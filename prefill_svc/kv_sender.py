@@ -8,6 +8,7 @@ Owns the PushBlocks call, nothing else: the job's blocks are freed by whoever st
 """
 
 import asyncio
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 
 import grpc
@@ -15,8 +16,9 @@ import grpc
 from common.errors import TransferError, TwostrokeError
 from common.ids import BlockId
 from common.kv.quantizing import BlockSource
-from common.kv.wire import frame_runs, make_commit_frame, make_frame
-from common.pb import decode_pb2, decode_pb2_grpc
+from common.kv.wire import Frame, frame_runs, make_commit_frame, make_frame
+from common.pb import decode_pb2
+from common.rpc.push import push_call
 from common.rpc.status import ERROR_KEY, metadata_dict, rpc_error_to_exception
 from prefill_svc.sent_blocks import Run, SentBlocks
 
@@ -28,9 +30,9 @@ ASK_AGAIN_S = 1.0
 class KVSender:
     """One hand-off. Blocks before `first_block` are on the other side already.
 
-    A frame is made when gRPC's flow control takes it, and the runs that wait for it are few, so a slow receiver slows
-    the sender and a transfer costs a bounded amount of memory. `on_frame(num_bytes, num_refetched_blocks)` hears of
-    each.
+    A frame is made when gRPC's flow control takes the one before it, and the runs that wait for it are few, so a slow
+    receiver slows the sender and a transfer costs a bounded amount of memory. `on_frame(num_bytes,
+    num_refetched_blocks)` hears of each.
     """
 
     def __init__(
@@ -42,7 +44,7 @@ class KVSender:
         first_block: int,
         on_frame: Callable[[int, int], None],
     ) -> None:
-        self._stub = decode_pb2_grpc.DecodeStub(channel)
+        self._push = push_call(channel)
         self._peer = peer
         self._source = source
         self._ticket = ticket
@@ -51,12 +53,15 @@ class KVSender:
         self._on_frame = on_frame
         self._block_ids: Sequence[BlockId] = ()
         self._num_valid_tokens = 0
-        self._new: asyncio.Queue[Run] = asyncio.Queue(MAX_QUEUED_FRAMES)
+        self._new: deque[Run] = deque()  # at most MAX_QUEUED_FRAMES
+        self._again: deque[Run] = deque()  # a run that is sent again, in frames
+        self._ahead: Frame | None = None  # made while the one before it is on its way
         self._sent = SentBlocks(peer)
         self._commit: decode_pb2.Commit | None = None
         self._is_commit_due = False
         self._is_closed = False
         self._has_work = asyncio.Event()
+        self._has_room = asyncio.Event()  # in `_new`; or the call has ended
         self._call: asyncio.Task[None] | None = None
         self.num_bytes_pushed = 0
 
@@ -97,22 +102,22 @@ class KVSender:
     def _opened_call(self) -> "asyncio.Task[None]":
         if self._call is None:
             self._call = asyncio.create_task(self._transfer())
+            self._call.add_done_callback(lambda _: self._has_room.set())
         return self._call
 
     async def _hand_over(self, run: Run) -> None:
         call = self._opened_call()
-        put = asyncio.ensure_future(self._new.put(run))
-        put.add_done_callback(lambda _: self._has_work.set())
-        try:
-            await asyncio.wait({put, call}, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            put.cancel()
+        while len(self._new) >= MAX_QUEUED_FRAMES and not call.done():
+            self._has_room.clear()
+            await self._has_room.wait()
         if call.done():
             call.result()
+        self._new.append(run)
+        self._has_work.set()
 
     async def _transfer(self) -> None:
         """The call from its first frame to the acknowledged commit."""
-        call = self._stub.PushBlocks(self._frames())
+        call = self._push(self._frames())
         try:
             async for ack in call:
                 if ack.committed:
@@ -133,14 +138,14 @@ class KVSender:
             self._is_commit_due = True
         self._has_work.set()
 
-    async def _frames(self) -> AsyncIterator[decode_pb2.PushFrame]:
+    async def _frames(self) -> AsyncIterator[Frame]:
         """What is to be sent again goes first, the commit last."""
+        loop = asyncio.get_running_loop()
         while not self._is_closed:
-            if (again := self._sent.take_again()) is not None:
-                for start, end in frame_runs(again.start, again.end, self._source.layout):
-                    yield self._block_frame(Run(start, end), num_refetched_blocks=end - start)
-            elif not self._new.empty():
-                yield self._block_frame(self._new.get_nowait(), num_refetched_blocks=0)
+            frame, self._ahead = self._ahead or self._next_block_frame(), None
+            if frame is not None:
+                loop.call_soon(self._make_ahead)  # while gRPC has this one on its way
+                yield frame
             elif self._is_commit_due and self._commit is not None:
                 self._is_commit_due = False
                 yield self._with_ticket(make_commit_frame(self._sent.number_frame(), self._commit))
@@ -148,17 +153,36 @@ class KVSender:
                 self._has_work.clear()
                 await self._has_work.wait()
 
-    def _block_frame(self, run: Run, *, num_refetched_blocks: int) -> decode_pb2.PushFrame:
+    def _make_ahead(self) -> None:
+        """One frame at most, so that memory stays bounded; none of a closed call: its blocks may be others' by now."""
+        if self._is_closed or self._ahead is not None:
+            return
+        self._ahead = self._next_block_frame()
+        if self._ahead is not None:
+            self._ahead.encode_ahead()
+
+    def _next_block_frame(self) -> Frame | None:
+        if not self._again and (again := self._sent.take_again()) is not None:
+            self._again.extend(Run(*run) for run in frame_runs(again.start, again.end, self._source.layout))
+        if self._again:
+            run = self._again.popleft()
+            return self._block_frame(run, num_refetched_blocks=run.end - run.start)
+        if self._new:
+            self._has_room.set()
+            return self._block_frame(self._new.popleft(), num_refetched_blocks=0)
+        return None
+
+    def _block_frame(self, run: Run, *, num_refetched_blocks: int) -> Frame:
         num_valid_tokens = self._num_valid_tokens - run.start * self._source.layout.block_size
-        payload = self._source.read_blocks(self._block_ids[run.start : run.end], num_valid_tokens)
-        self.num_bytes_pushed += len(payload)
-        self._on_frame(len(payload), num_refetched_blocks)
-        frame = make_frame(self._sent.number_frame(run), run.start, run.end - run.start, payload)
+        parts = self._source.view_blocks(self._block_ids[run.start : run.end], num_valid_tokens)
+        frame = make_frame(self._sent.number_frame(run), run.start, run.end - run.start, *parts)
+        self.num_bytes_pushed += frame.num_payload_bytes
+        self._on_frame(frame.num_payload_bytes, num_refetched_blocks)
         return self._with_ticket(frame)
 
-    def _with_ticket(self, frame: decode_pb2.PushFrame) -> decode_pb2.PushFrame:
+    def _with_ticket(self, frame: Frame) -> Frame:
         """In every frame: the first one may be lost."""
-        frame.ticket = self._ticket
+        frame.head.ticket = self._ticket
         return frame
 
 

@@ -11,6 +11,9 @@ from common.errors import BadRequest, NoRoom
 from common.kv.block_pool import BlockPool
 from prefill_svc.job import JobState, PrefillJob
 
+MIN_SPLIT_CHUNKS = 4
+"""A last chunk is split where it is longer than this many short ones; for less, one step more is not worth it."""
+
 
 @dataclass(frozen=True, slots=True)
 class ScheduledChunk:
@@ -26,12 +29,21 @@ class ScheduledChunk:
 
 
 class PrefillScheduler:
-    def __init__(self, pool: BlockPool, block_size: int, max_num_batched_tokens: int, max_waiting: int) -> None:
+    def __init__(
+        self,
+        pool: BlockPool,
+        block_size: int,
+        max_num_batched_tokens: int,
+        max_waiting: int,
+        last_chunk_tokens: int | None = None,
+    ) -> None:
+        """`last_chunk_tokens`: of a long prompt (and less than a block more). None: the budget alone decides."""
         assert max_num_batched_tokens > 0
         self.pool = pool
         self._block_size = block_size
         self._token_budget = max_num_batched_tokens
         self._max_waiting = max_waiting
+        self._last_chunk_tokens = last_chunk_tokens
         self._waiting: deque[PrefillJob] = deque()
         self._running: list[PrefillJob] = []  # in order of admission
         self._computed: set[PrefillJob] = set()
@@ -138,8 +150,18 @@ class PrefillScheduler:
 
     def _take(self, job: PrefillJob, budget: int, chunks: list[ScheduledChunk]) -> int:
         num_tokens = min(budget, job.num_remaining_tokens)
+        if num_tokens == job.num_remaining_tokens:
+            num_tokens -= self._num_left_for_last(job)
         chunks.append(ScheduledChunk(job, job.num_computed_tokens, num_tokens))
         return num_tokens
+
+    def _num_left_for_last(self, job: PrefillJob) -> int:
+        """Of the tokens that would be the last chunk. Blocks are sent while the next chunk computes; only those of the
+        last one are waited for, so it should be short. The chunk before it ends with a block."""
+        wanted = self._last_chunk_tokens
+        if wanted is None or job.num_remaining_tokens <= MIN_SPLIT_CHUNKS * wanted:
+            return 0
+        return wanted + (len(job.token_ids) - wanted) % self._block_size
 
     def _register_full_blocks(self, job: PrefillJob) -> None:
         for index in range(job.table.num_hashed, job.num_computed_tokens // self._block_size):

@@ -22,7 +22,11 @@ class PrefillService:
     def __init__(self, settings: PrefillSettings, parts: WorkerParts) -> None:
         model = parts.model
         scheduler = PrefillScheduler(
-            BlockPool(model.num_blocks), model.layout.block_size, settings.max_num_batched_tokens, settings.max_waiting
+            BlockPool(model.num_blocks),
+            model.layout.block_size,
+            settings.max_num_batched_tokens,
+            settings.max_waiting,
+            settings.last_chunk_tokens,
         )
         self._engine = PrefillEngine(model.runner, scheduler)
         self._servicer = PrefillServicer(

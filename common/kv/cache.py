@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from common.kv.layout import SCALE_BYTES, KVLayout
 from kernels.batch import KVLayerView
@@ -19,6 +20,8 @@ class KVCache:
         self.num_blocks = num_blocks
         self.device = device
         self._bytes = _zeros(num_blocks, layout.block_bytes, device)
+        # Torch spreads even small copies over its threads, and waits for them.
+        self._host_bytes: NDArray[np.uint8] | None = self._bytes.numpy() if device.type == "cpu" else None
         self._layers = tuple(self._layer_view(layer) for layer in range(layout.num_layers))
 
     @property
@@ -30,18 +33,39 @@ class KVCache:
         return self._layers[index]
 
     def read_blocks(self, block_ids: Sequence[int], num_valid_tokens: int) -> bytes:
-        """The blocks' bytes, one after the other; positions past `num_valid_tokens` (counted from the first of these
-        blocks) are zeroed in the copy, so that nothing of an earlier owner leaves the worker."""
-        copy = self._bytes[list(block_ids)].cpu()
-        block_size = self.layout.block_size
-        for index in range(num_valid_tokens // block_size, len(block_ids)):
-            self._zero_tail(copy[index : index + 1], max(num_valid_tokens - index * block_size, 0))
-        return copy.numpy().tobytes()
+        """A copy of the blocks' bytes, one after the other; as `view_blocks` otherwise."""
+        return b"".join(self.view_blocks(block_ids, num_valid_tokens))
+
+    def view_blocks(self, block_ids: Sequence[int], num_valid_tokens: int) -> list[memoryview]:
+        """The blocks' bytes, in parts of whole blocks: the pool's own memory where it lies on the host, valid for as
+        long as the blocks are held. Positions past `num_valid_tokens` (counted from the first of these blocks) are
+        zeroed, in a copy, so that nothing of an earlier owner leaves the worker."""
+        num_whole = min(max(num_valid_tokens, 0) // self.layout.block_size, len(block_ids))
+        parts = self._rows(block_ids[:num_whole])
+        for index in range(num_whole, len(block_ids)):
+            parts.append(self._cut_block(block_ids[index], num_valid_tokens - index * self.layout.block_size))
+        return parts
 
     def write_blocks(self, block_ids: Sequence[int], payload: bytes | memoryview) -> None:
         """Precondition: `payload` is exactly len(block_ids) blocks, and nobody reads them meanwhile."""
-        source = torch.frombuffer(bytearray(payload), dtype=torch.uint8).view(len(block_ids), self.layout.block_bytes)
-        self._bytes[list(block_ids)] = source.to(self.device)
+        source = np.frombuffer(payload, np.uint8).reshape(len(block_ids), self.layout.block_bytes)
+        if self._host_bytes is not None:
+            self._host_bytes[list(block_ids)] = source
+        else:
+            self._bytes[list(block_ids)] = torch.from_numpy(source.copy()).to(self.device)
+
+    def _rows(self, block_ids: Sequence[int]) -> list[memoryview]:
+        """Whole blocks: the pool's own memory on the host, else a copy."""
+        pool = self._host_bytes
+        if pool is not None:
+            return [pool[block_id].data for block_id in block_ids]
+        return [self._bytes[list(block_ids)].cpu().numpy().reshape(-1).data]
+
+    def _cut_block(self, block_id: int, num_valid: int) -> memoryview:
+        """A copy of a block whose positions from `num_valid` on are zero."""
+        copy = self._bytes[block_id : block_id + 1].cpu().clone()
+        self._zero_tail(copy, max(num_valid, 0))
+        return copy.numpy().reshape(-1).data
 
     def _layer_view(self, layer: int) -> KVLayerView:
         return _view(self._bytes, self.layout, layer)

@@ -16,8 +16,8 @@ class BlockSource(Protocol):
 
     layout: KVLayout  # of the bytes that are read
 
-    def read_blocks(self, block_ids: Sequence[int], num_valid_tokens: int) -> bytes:
-        """As `KVCache.read_blocks`."""
+    def view_blocks(self, block_ids: Sequence[int], num_valid_tokens: int) -> list[memoryview]:
+        """As `KVCache.view_blocks`."""
 
 
 class QuantizingSource:
@@ -28,7 +28,7 @@ class QuantizingSource:
         assert cache.layout.can_be_sent_as(self.layout)
         self._cache = cache
 
-    def read_blocks(self, block_ids: Sequence[int], num_valid_tokens: int) -> bytes:
+    def view_blocks(self, block_ids: Sequence[int], num_valid_tokens: int) -> list[memoryview]:
         num_blocks = len(block_ids)
         narrow = KVCache(self.layout, num_blocks, self._cache.device)
         chosen = torch.tensor(block_ids, device=self._cache.device)
@@ -39,7 +39,7 @@ class QuantizingSource:
                 quantized, scale, _ = quantize(source[chosen])
                 values.copy_(quantized)
                 scales.copy_(scale)
-        return narrow.read_blocks(range(num_blocks), num_valid_tokens)
+        return narrow.view_blocks(range(num_blocks), num_valid_tokens)
 
 
 def narrower_sources(cache: KVCache) -> dict[KVFormat, BlockSource]:

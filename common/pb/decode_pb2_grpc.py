@@ -63,8 +63,9 @@ class DecodeServicer:
         raise NotImplementedError('Method not implemented!')
 
     def PushBlocks(self, request_iterator, context):
-        """Blocks of one transfer and their commit. Every frame is acknowledged with what did not arrive whole, to be sent
-        again; repeated and reordered frames change nothing. Ends with the acknowledged commit.
+        """Blocks of one transfer and their commit. What did not arrive whole is answered at once, to be sent again, and so is
+        the commit; frames that arrive in order, now and then. Repeated and reordered frames change nothing. Ends with the
+        acknowledged commit.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

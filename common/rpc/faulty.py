@@ -2,7 +2,8 @@
 
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing
-from typing import Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import grpc
 from google.protobuf.message import DecodeError, Message
@@ -11,14 +12,17 @@ from common.errors import CorruptFrame
 from common.faults.injector import Fault, Injector
 from common.faults.points import FaultKind, Point
 
-PointOf = Callable[[Message], Point]
+if TYPE_CHECKING:  # every service loads this module, and not all of them know frames
+    from common.kv.wire import Frame
+
+PointOf = Callable[[Any], Point]
 
 _PUSH = "/twostroke.v1.Decode/PushBlocks"
 _RESERVE = "/twostroke.v1.Decode/Reserve"
 
 
-def _frame_received(frame: Message) -> Point:
-    return Point.COMMIT if frame.HasField("commit") else Point.FRAME_RECEIVED
+def _frame_received(frame: "Frame") -> Point:
+    return Point.COMMIT if frame.head.HasField("commit") else Point.FRAME_RECEIVED
 
 
 SENT: dict[str, PointOf] = {_PUSH: lambda _: Point.FRAME_SENT}
@@ -35,9 +39,10 @@ ANSWERED: dict[str, PointOf] = {
 
 
 async def faulty_stream(
-    messages: AsyncIterator[Message], point_of: PointOf, injector: Injector
-) -> AsyncGenerator[Message, None]:
-    late: Message | None = None  # comes after the next one
+    messages: AsyncIterator[Any], point_of: PointOf, injector: Injector
+) -> AsyncGenerator[Any, None]:
+    """Messages of protobuf, or frames of a push."""
+    late: Any = None  # comes after the next one
     async for message in messages:
         fault = await injector.pass_point(point_of(message))
         kind = fault.kind if fault is not None else None
@@ -89,19 +94,24 @@ def _faulty_reply(
     return reply
 
 
-def _damaged(message: Message, fault: Fault | None) -> Message:
+def _damaged(message: Any, fault: Fault | None) -> Any:
     if fault is None or fault.kind not in (FaultKind.FLIP, FaultKind.TRUNCATE):
         return message
-    damaged: Any = type(message)()
-    damaged.CopyFrom(message)
-    payload = getattr(damaged, "payload", b"")
+    if isinstance(message, Message):
+        return _reparsed(message, _flipped(message.SerializeToString(), fault.bits))
+    return _damaged_frame(message, fault)
+
+
+def _damaged_frame(frame: "Frame", fault: Fault) -> "Frame":
+    """Its blocks, where it has any."""
+    payload = bytes(frame.payload)
     if fault.kind is FaultKind.TRUNCATE:
-        damaged.payload = payload[: len(payload) // 2]
-    elif payload:
-        damaged.payload = _flipped(payload, fault.bits)
-    else:
-        damaged = _reparsed(message, _flipped(message.SerializeToString(), fault.bits))
-    return damaged
+        return replace(frame, parts=(payload[: len(payload) // 2],), encoded=None)
+    if payload:
+        return replace(frame, parts=(_flipped(payload, fault.bits),), encoded=None)
+    return replace(
+        frame, head=_reparsed(frame.head, _flipped(frame.head.SerializeToString(), fault.bits)), encoded=None
+    )
 
 
 def _flipped(data: bytes, bits: int) -> bytes:
@@ -111,7 +121,7 @@ def _flipped(data: bytes, bits: int) -> bytes:
     return bytes(changed)
 
 
-def _reparsed(message: Message, data: bytes) -> Message:
+def _reparsed(message: Any, data: bytes) -> Any:
     try:
         return type(message).FromString(data)
     except DecodeError as error:  # gRPC itself ends a call so

@@ -10,9 +10,10 @@ import torch
 from common.ids import BlockId
 from common.kv.cache import KVCache
 from common.kv.layout import KVFormat, KVLayout
-from common.kv.wire import MAX_FRAME_BYTES, blocks_per_frame, verified_payload
+from common.kv.wire import MAX_FRAME_BYTES, Frame, blocks_per_frame, verified_payload
 from common.pb import decode_pb2, decode_pb2_grpc
 from common.rpc.channel import open_channel
+from common.rpc.push import add_decode_servicer
 from common.rpc.server import WorkerServer
 from prefill_svc.kv_sender import MAX_QUEUED_FRAMES, KVSender
 
@@ -31,7 +32,7 @@ class SlowDecode(decode_pb2_grpc.DecodeServicer):
         self.most_on_the_way = 0
 
     async def PushBlocks(
-        self, request_iterator: AsyncIterator[decode_pb2.PushFrame], context: object
+        self, request_iterator: AsyncIterator[Frame], context: object
     ) -> AsyncIterator[decode_pb2.PushAck]:
         async for frame in request_iterator:
             for _ in range(200):  # turns in which a sender without flow control would go far ahead
@@ -39,8 +40,8 @@ class SlowDecode(decode_pb2_grpc.DecodeServicer):
             self.num_taken += 1
             self.most_on_the_way = max(self.most_on_the_way, self.num_made - self.num_taken)
             verified_payload(frame, LAYOUT)
-            is_commit = frame.HasField("commit")
-            yield decode_pb2.PushAck(sequence_number=frame.sequence_number, committed=is_commit)
+            is_commit = frame.head.HasField("commit")
+            yield decode_pb2.PushAck(sequence_number=frame.head.sequence_number, committed=is_commit)
             if is_commit:
                 return
 
@@ -48,7 +49,7 @@ class SlowDecode(decode_pb2_grpc.DecodeServicer):
 async def test_a_slow_decode_slows_the_sender_and_memory_is_bounded() -> None:
     decode = SlowDecode()
     server = WorkerServer("127.0.0.1:0")
-    decode_pb2_grpc.add_DecodeServicer_to_server(decode, server.grpc_server)
+    add_decode_servicer(decode, server.grpc_server)
     await server.start()
     channel: grpc.aio.Channel = open_channel(server.address)
 

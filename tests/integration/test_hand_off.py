@@ -16,7 +16,7 @@ from common.errors import (
 )
 from common.ids import TransferId, mint_transfer_id
 from common.kv.layout import KVFormat
-from common.kv.wire import make_frame, seal
+from common.kv.wire import Frame, make_frame, seal
 from common.pb import decode_pb2
 from common.sampling import SamplingParams
 from common.telemetry import names
@@ -126,8 +126,8 @@ async def test_a_ticket_cannot_be_forged_or_used_twice() -> None:
         ticket = await pair.reserve(PROMPT, transfer_id)
         forged = decode_pb2.Ticket(ticket=ticket.ticket[:-1] + bytes([ticket.ticket[-1] ^ 1]))
         assert isinstance(await error_of(pair.generate(PROMPT, GREEDY, transfer_id, forged)), UnknownTransfer)
-        frame = decode_pb2.PushFrame(ticket=forged.ticket)
-        assert isinstance(await error_of(pair.decode.PushBlocks(iter_of([frame]))), UnknownTransfer)
+        frame = Frame(decode_pb2.PushFrame(ticket=forged.ticket))
+        assert isinstance(await error_of(pair.push(iter_of([frame]))), UnknownTransfer)
         assert isinstance(await error_of(pair.reserve(PROMPT, transfer_id)), StaleGeneration)
         assert pair.receiver.release(transfer_id, 1) == 0, "no block was taken"
 
@@ -137,8 +137,8 @@ async def test_an_older_generation_s_ticket_is_refused() -> None:
         transfer_id = mint_transfer_id()
         old = await pair.reserve(PROMPT, transfer_id, generation=1)
         new = await pair.reserve(PROMPT, transfer_id, generation=2)
-        frame = decode_pb2.PushFrame(ticket=old.ticket)
-        assert isinstance(await error_of(pair.decode.PushBlocks(iter_of([frame]))), StaleGeneration)
+        frame = Frame(decode_pb2.PushFrame(ticket=old.ticket))
+        assert isinstance(await error_of(pair.push(iter_of([frame]))), StaleGeneration)
         assert old.ticket != new.ticket
         assert pair.receiver.release(transfer_id, 1) == 0, "an older generation's release ends nothing newer"
         pair.receiver.release(transfer_id, 2)
@@ -159,8 +159,8 @@ async def test_a_push_that_breaks_off_tells_the_waiting_stream_at_once() -> None
         ticket = await pair.reserve(PROMPT, transfer_id)
         decoding = pair.generate(PROMPT, GREEDY, transfer_id, ticket)
         frame = make_frame(0, 0, 1, bytes(pair.decode_runner.cache.layout.block_bytes))
-        frame.ticket = ticket.ticket
-        assert [ack.committed async for ack in pair.decode.PushBlocks(iter_of([frame]))] == [False]
+        frame.head.ticket = ticket.ticket
+        assert [ack async for ack in pair.push(iter_of([frame]))] == []
         assert isinstance(await error_of(decoding), TransferError)
 
 
@@ -242,11 +242,11 @@ async def test_a_hand_off_that_does_not_fit_its_request_is_refused_and_decode_li
             ticket = await pair.reserve(PROMPT, transfer_id)
             decoding = pair.generate(PROMPT, GREEDY, ticket_of or transfer_id, ticket)
             blocks = [make_frame(0, 0, 5, bytes(5 * pair.decode_runner.cache.layout.block_bytes))]
-            blocks[0].ticket = ticket.ticket
-            blocks[0].commit.CopyFrom(decode_pb2.Commit(num_blocks=5, num_prompt_tokens=len(PROMPT)))
-            blocks[0].commit.first_token.token_id = first_token
+            blocks[0].head.ticket = ticket.ticket
+            blocks[0].head.commit.CopyFrom(decode_pb2.Commit(num_blocks=5, num_prompt_tokens=len(PROMPT)))
+            blocks[0].head.commit.first_token.token_id = first_token
             seal(blocks[0])
-            pushing = pair.decode.PushBlocks(iter_of(blocks))
+            pushing = pair.push(iter_of(blocks))
             async for _ in pushing:
                 pass
             assert wanted in str(await error_of(decoding))
@@ -359,6 +359,6 @@ async def test_spans_of_all_hops() -> None:
         assert found.count(names.SPAN_PREFILL_CHUNK) == 3, "18 tokens, 8 a step"
 
 
-async def iter_of(frames: list[decode_pb2.PushFrame]):
+async def iter_of(frames: list[Frame]):
     for frame in frames:
         yield frame

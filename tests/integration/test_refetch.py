@@ -9,13 +9,13 @@ import pytest
 
 from common.errors import CorruptFrame, PushAbandoned, TransferError
 from common.ids import mint_transfer_id
-from common.kv.wire import make_frame
+from common.kv.wire import Frame, make_frame
 from common.pb import decode_pb2
 from common.sampling import SamplingParams
 from prefill_svc import kv_sender
 from prefill_svc.sent_blocks import MAX_SENDS
 from tests.support.fake_runner import expected_tokens
-from tests.support.frame_faults import ALL_FAULTS, FaultyWay, Frame, drop, flip_payload_bit, pass_on, repeat
+from tests.support.frame_faults import ALL_FAULTS, FaultyWay, drop, flip_payload_bit, pass_on, repeat
 from tests.support.worker_pair import BLOCK_SIZE, VOCAB, WorkerPair, error_of, worker_pair
 
 PROMPT = tuple(range(1, 19))  # five blocks, in frames of two, two and one
@@ -78,7 +78,7 @@ def damage_block(block: int) -> FaultyWay:
     """The way damages every frame with this block."""
 
     def choose(_: int, frame: Frame) -> object:
-        return flip_payload_bit if frame.first_block <= block < frame.first_block + frame.num_blocks else pass_on
+        return flip_payload_bit if 0 <= block - frame.head.first_block < frame.head.num_blocks else pass_on
 
     return FaultyWay(choose)  # type: ignore[arg-type]
 
@@ -122,8 +122,8 @@ async def test_the_sender_dies_and_the_verified_blocks_stay() -> None:
         pair.decode_engine.scheduler.pool.clear_cache()
         frames = [make_frame(number, block, 1, source[block]) for number, block in enumerate((0, 1, 3))]
         for frame in frames:
-            frame.ticket = ticket.ticket
-        acks = [ack async for ack in pair.decode.PushBlocks(iter_of(frames))]
+            frame.head.ticket = ticket.ticket
+        acks = [ack async for ack in pair.push(iter_of(frames))]
         assert [(run.first_block, run.num_blocks) for run in acks[-1].missing] == [(2, 1)]
         assert isinstance(await error_of(decoding), PushAbandoned)
         assert pair.decode_engine.count_held(hashes) == 2
@@ -139,8 +139,8 @@ async def test_blocks_that_nobody_confirmed_get_no_name() -> None:
         transfer_id = mint_transfer_id()
         ticket = await pair.reserve(PROMPT, transfer_id)
         frame = make_frame(0, 0, 2, bytes(2 * pair.decode_runner.cache.layout.block_bytes))
-        frame.ticket = ticket.ticket
-        async for _ in pair.decode.PushBlocks(iter_of([frame])):
+        frame.head.ticket = ticket.ticket
+        async for _ in pair.push(iter_of([frame])):
             pass
         assert pair.decode_engine.count_held(pair.block_hashes(PROMPT)) == 0
 
@@ -150,8 +150,8 @@ async def test_blocks_that_were_not_reserved_end_the_transfer(run: tuple[int, in
     async with worker_pair() as pair:
         ticket = await pair.reserve(PROMPT, mint_transfer_id())
         frame = make_frame(0, *run, bytes(run[1] * pair.decode_runner.cache.layout.block_bytes))
-        frame.ticket = ticket.ticket
-        error = await error_of(pair.decode.PushBlocks(iter_of([frame])))
+        frame.head.ticket = ticket.ticket
+        error = await error_of(pair.push(iter_of([frame])))
         assert isinstance(error, CorruptFrame)
         assert f"blocks {run[0]} to {run[0] + run[1]} came; 5 blocks were reserved" in error.message
 
@@ -159,7 +159,7 @@ async def test_blocks_that_were_not_reserved_end_the_transfer(run: tuple[int, in
 async def test_garbage_without_end_is_refused_at_last() -> None:
     async with worker_pair() as pair:
         ticket = await pair.reserve(PROMPT, mint_transfer_id())
-        frame = decode_pb2.PushFrame(ticket=ticket.ticket, num_blocks=1, payload=b"short")
+        frame = Frame(decode_pb2.PushFrame(ticket=ticket.ticket, num_blocks=1), (b"short",))
         acknowledged = asyncio.Queue[decode_pb2.PushAck]()
 
         async def one_after_the_other() -> AsyncIterator[Frame]:
@@ -168,7 +168,7 @@ async def test_garbage_without_end_is_refused_at_last() -> None:
                 await acknowledged.get()
 
         async def pushed() -> None:
-            async for ack in pair.decode.PushBlocks(one_after_the_other()):
+            async for ack in pair.push(one_after_the_other()):
                 acknowledged.put_nowait(ack)
 
         error = await error_of(pushed())
@@ -179,7 +179,7 @@ async def test_garbage_without_end_is_refused_at_last() -> None:
 async def test_a_transfer_that_never_commits_ends_with_its_caller() -> None:
     """Every commit is lost: the sender asks again for as long as somebody waits."""
     async with worker_pair() as pair:
-        FaultyWay(lambda _, frame: drop if frame.HasField("commit") else pass_on).put_before(pair.receiver)
+        FaultyWay(lambda _, frame: drop if frame.head.HasField("commit") else pass_on).put_before(pair.receiver)
         task = asyncio.create_task(pair.answer(PROMPT, GREEDY))
         while pair.receiver.kv_bytes_received < 5 * pair.decode_runner.cache.layout.block_bytes:
             await asyncio.sleep(0)
@@ -187,6 +187,6 @@ async def test_a_transfer_that_never_commits_ends_with_its_caller() -> None:
         await asyncio.gather(task, return_exceptions=True)
 
 
-async def iter_of(frames: list[decode_pb2.PushFrame]):
+async def iter_of(frames: list[Frame]):
     for frame in frames:
         yield frame

@@ -1,5 +1,6 @@
 """First tokens do not depend on chunks, on the cache, on who else is there; blocks return to baseline."""
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -39,10 +40,13 @@ class Collector:
         self.error = error
 
 
-def make_engine(num_blocks: int, budget: int) -> tuple[PrefillEngine, FakeRunner, BlockPool]:
+def make_engine(
+    num_blocks: int, budget: int, last_chunk_tokens: int | None = None
+) -> tuple[PrefillEngine, FakeRunner, BlockPool]:
     runner = FakeRunner(num_blocks, BLOCK_SIZE, VOCAB)
     pool = BlockPool(num_blocks)
-    return PrefillEngine(runner, PrefillScheduler(pool, BLOCK_SIZE, budget, 100), clock=lambda: 1.0), runner, pool
+    scheduler = PrefillScheduler(pool, BLOCK_SIZE, budget, 100, last_chunk_tokens)
+    return PrefillEngine(runner, scheduler, clock=lambda: 1.0), runner, pool
 
 
 def make_job(number: int, prompt: tuple[int, ...], max_tokens: int = 4) -> PrefillJob:
@@ -64,11 +68,12 @@ prompts = st.lists(st.integers(0, 2), min_size=1, max_size=30).map(tuple)
     wanted=st.lists(st.tuples(prompts, st.integers(0, 6), st.none() | st.integers(0, 8)), min_size=1, max_size=8),
     num_blocks=st.integers(8, 20),
     budget=st.integers(1, 40),
+    last_chunk_tokens=st.none() | st.integers(1, 5),
 )
 def test_every_first_token_is_the_prompt_s_own(
-    wanted: list[tuple[tuple[int, ...], int, int | None]], num_blocks: int, budget: int
+    wanted: list[tuple[tuple[int, ...], int, int | None]], num_blocks: int, budget: int, last_chunk_tokens: int | None
 ) -> None:
-    engine, _, pool = make_engine(num_blocks, budget)
+    engine, _, pool = make_engine(num_blocks, budget, last_chunk_tokens)
     jobs = [make_job(number, prompt) for number, (prompt, _, _) in enumerate(wanted)]
     collectors = [Collector() for _ in wanted]
     ended: set[int] = set()
@@ -97,6 +102,27 @@ def test_every_first_token_is_the_prompt_s_own(
             assert 0 <= job.num_cached_tokens < len(prompt)
             assert collector.ready_blocks == sorted(collector.ready_blocks)
             assert collector.ready_blocks[-1] == len(prompt) // BLOCK_SIZE
+
+
+@pytest.mark.parametrize(
+    ("length", "budget", "chunks"),
+    [
+        (16, 64, [16]),  # short enough: four times what the last chunk should have
+        (17, 64, [12, 5]),
+        (40, 64, [36, 4]),
+        (43, 64, [36, 7]),  # the chunk before ends with a block
+        (40, 20, [20, 16, 4]),
+        (44, 20, [20, 20, 4]),  # the budget has left little
+    ],
+)
+def test_a_long_prompt_s_last_chunk_is_short(length: int, budget: int, chunks: list[int]) -> None:
+    engine, runner, _ = make_engine(16, budget, last_chunk_tokens=4)
+    engine.submit(make_job(0, tuple(n % VOCAB for n in range(length))), Collector())
+    for expected in chunks:
+        before = runner.num_tokens
+        engine.step()
+        assert runner.num_tokens - before == expected
+    assert not engine.step()
 
 
 def test_a_second_prompt_computes_only_what_the_first_did_not() -> None:

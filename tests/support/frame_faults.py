@@ -2,10 +2,10 @@
 
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 
+from common.kv.wire import Frame
 from common.pb import decode_pb2
 from decode_svc.kv_receiver import KVReceiver
 
-Frame = decode_pb2.PushFrame
 Fault = Callable[[Frame], list[Frame]]
 """What arrives instead of a frame."""
 
@@ -15,29 +15,29 @@ def flip_payload_bit(frame: Frame) -> list[Frame]:
     if not damaged:
         return flip_checksum_bit(frame)
     damaged[len(damaged) // 2] ^= 4
-    frame.payload = bytes(damaged)
+    frame.parts = (bytes(damaged),)
     return [frame]
 
 
 def flip_checksum_bit(frame: Frame) -> list[Frame]:
-    frame.crc32c ^= 1
+    frame.head.crc32c ^= 1
     return [frame]
 
 
 def move(frame: Frame) -> list[Frame]:
     """Good bytes that say another place."""
-    frame.first_block ^= 1
+    frame.head.first_block ^= 1
     return [frame]
 
 
 def move_far_away(frame: Frame) -> list[Frame]:
-    frame.first_block ^= 1 << 20
+    frame.head.first_block ^= 1 << 20
     return [frame]
 
 
 def truncate(frame: Frame) -> list[Frame]:
     if frame.payload:
-        frame.payload = frame.payload[:-1]
+        frame.parts = (frame.payload[:-1],)
         return [frame]
     return flip_checksum_bit(frame)
 
@@ -82,7 +82,7 @@ class FaultyWay:
         async for frame in frames:
             fault = self._choose(self.num_frames, frame)
             self.num_frames += 1
-            if self._overtake and not late and not frame.HasField("commit"):
+            if self._overtake and not late and not frame.head.HasField("commit"):
                 late = fault(frame)
                 continue
             for arriving in [*fault(frame), *late]:

@@ -19,6 +19,7 @@ from common.kv.quantizing import narrower_sources
 from common.pb import decode_pb2, decode_pb2_grpc, prefill_pb2, prefill_pb2_grpc
 from common.rpc.channel import Connector
 from common.rpc.convert import layout_to_pb, sampling_to_pb
+from common.rpc.push import PushCall, add_decode_servicer, push_call
 from common.rpc.server import WorkerServer
 from common.rpc.status import rpc_error_to_exception
 from common.rpc.tls import TlsIdentity
@@ -59,6 +60,7 @@ class WorkerPair:
     decode_engine: DecodeEngine
     decode_servicer: DecodeServicer
     decode: decode_pb2_grpc.DecodeStub
+    push: PushCall
     decode_address: str
     decode_runner: FakeRunner
     receiver: KVReceiver
@@ -213,7 +215,7 @@ async def worker_pair(
 
     prefill_server, decode_server = WorkerServer("127.0.0.1:0", tls=tls), WorkerServer("127.0.0.1:0", tls=tls)
     prefill_pb2_grpc.add_PrefillServicer_to_server(prefill_servicer, prefill_server.grpc_server)
-    decode_pb2_grpc.add_DecodeServicer_to_server(decode_servicer, decode_server.grpc_server)
+    add_decode_servicer(decode_servicer, decode_server.grpc_server)
     channels = [connector.open(prefill_server.address), connector.open(decode_server.address)]
     prefill_thread.start()
     decode_thread.start()
@@ -227,6 +229,7 @@ async def worker_pair(
         decode_engine,
         decode_servicer,
         decode_pb2_grpc.DecodeStub(channels[1]),
+        push_call(channels[1]),
         decode_server.address,
         decode_runner,
         receiver,

@@ -9,8 +9,7 @@ from common.errors import ConfigError
 from common.faults.injector import Injector, install, installed
 from common.faults.plan import FaultPlan, FaultRule, parse_plan
 from common.faults.points import KINDS_AT, FaultKind, Point
-from common.kv.wire import make_frame, verified_payload
-from common.pb import decode_pb2
+from common.kv.wire import Frame, make_frame, verified_payload
 from common.rpc.faulty import faulty_stream
 from gateway.config import GatewaySettings
 from prefill_svc.config import PrefillSettings
@@ -81,16 +80,19 @@ def test_every_point_has_kinds_and_every_kind_a_point() -> None:
     assert set().union(*KINDS_AT.values()) == set(FaultKind)
 
 
-def frames(count: int) -> list[decode_pb2.PushFrame]:
+def frames(count: int) -> list[Frame]:
     layout = fake_layout(4)
-    return [make_frame(number, number, 1, bytes([number + 1]) * layout.block_bytes) for number in range(count)]
+    made = [make_frame(number, number, 1, bytes([number + 1]) * layout.block_bytes) for number in range(count)]
+    for frame in made:
+        frame.encode_ahead()  # as the sender does with most
+    return made
 
 
-async def passed(kind: FaultKind, count: int = 3, *, only_first: bool = False) -> list[decode_pb2.PushFrame]:
+async def passed(kind: FaultKind, count: int = 3, *, only_first: bool = False) -> list[Frame]:
     """What is left of `count` frames after a stream on which each (or the first) suffers `kind`."""
     injector = Injector(FaultPlan((FaultRule(Point.FRAME_SENT, kind, 1.0, delay_s=0.0),), seed=1))
 
-    async def sent() -> AsyncIterator[decode_pb2.PushFrame]:
+    async def sent() -> AsyncIterator[Frame]:
         for frame in frames(count):
             yield frame
 
@@ -106,18 +108,18 @@ async def passed(kind: FaultKind, count: int = 3, *, only_first: bool = False) -
 
 
 async def test_lost_repeated_late_and_delayed_messages() -> None:
-    assert [f.sequence_number for f in await passed(FaultKind.DROP, only_first=True)] == [1, 2]
-    assert [f.sequence_number for f in await passed(FaultKind.DUPLICATE, only_first=True)] == [0, 0, 1, 2]
-    assert [f.sequence_number for f in await passed(FaultKind.REORDER, only_first=True)] == [1, 0, 2]
-    assert [f.sequence_number for f in await passed(FaultKind.REORDER, 1)] == [0], "late, and not lost"
+    assert [f.head.sequence_number for f in await passed(FaultKind.DROP, only_first=True)] == [1, 2]
+    assert [f.head.sequence_number for f in await passed(FaultKind.DUPLICATE, only_first=True)] == [0, 0, 1, 2]
+    assert [f.head.sequence_number for f in await passed(FaultKind.REORDER, only_first=True)] == [1, 0, 2]
+    assert [f.head.sequence_number for f in await passed(FaultKind.REORDER, 1)] == [0], "late, and not lost"
     assert await passed(FaultKind.DELAY) == frames(3)
 
 
 @pytest.mark.parametrize("kind", [FaultKind.FLIP, FaultKind.TRUNCATE])
 async def test_a_damaged_frame_is_found_out(kind: FaultKind) -> None:
     damaged = await passed(kind)
-    assert [frame.sequence_number for frame in damaged] == [0, 1, 2], "the payload is what is damaged"
-    for frame in damaged:
+    assert [frame.head.sequence_number for frame in damaged] == [0, 1, 2], "the payload is what is damaged"
+    for frame in [*damaged, *(Frame.decode(frame.encode()) for frame in damaged)]:
         with pytest.raises(Exception, match=r"CRC-32C is|bytes for 1 blocks"):
             verified_payload(frame, fake_layout(4))
 

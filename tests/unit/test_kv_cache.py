@@ -40,6 +40,14 @@ def test_blocks_come_back_byte_for_byte(cache: KVCache, block_ids: list[int]) ->
     assert cache.read_blocks(block_ids, len(block_ids) * cache.layout.block_size) == payload
 
 
+@pytest.mark.parametrize("num_valid", [0, 1, 4, 5, 100])
+def test_parts_of_a_view_have_the_lengths_of_whole_blocks(cache: KVCache, num_valid: int) -> None:
+    cache.write_blocks([3, 1], random_bytes(cache.layout, 2))
+    parts = cache.view_blocks([3, 1], num_valid)
+    assert [len(part) for part in parts] == [cache.layout.block_bytes] * 2, "bytes, whatever the view's shape"
+    assert b"".join(parts) == cache.read_blocks([3, 1], num_valid)
+
+
 def test_other_blocks_are_not_touched(cache: KVCache) -> None:
     everything = random_bytes(cache.layout, NUM_BLOCKS)
     cache.write_blocks(range(NUM_BLOCKS), everything)

@@ -42,10 +42,10 @@ def check(ops: Ops, k: np.ndarray, v: np.ndarray, block_size: int, block_ids: li
     assert source.layout == narrow
     own = written(narrow, ops, k, v, slots)
     used = block_ids[: narrow.num_blocks(num_tokens)]
-    assert source.read_blocks(used, num_tokens) == own.read_blocks(used, num_tokens)
+    assert b"".join(source.view_blocks(used, num_tokens)) == own.read_blocks(used, num_tokens)
     for index, block_id in enumerate(used):
         num_valid = num_tokens - index * block_size
-        assert source.read_blocks([block_id], num_valid) == own.read_blocks([block_id], num_valid)
+        assert b"".join(source.view_blocks([block_id], num_valid)) == own.read_blocks([block_id], num_valid)
 
 
 vectors = hnp.arrays(np.float32, st.tuples(st.just(2), st.integers(1, 9), st.integers(1, 2), st.sampled_from([1, 20])))
