@@ -42,7 +42,14 @@ def rotated_model(config: ModelConfig, rotated: Mapping[str, torch.Tensor]) -> R
         skipped.append(f"V of each head: head_dim {config.head_dim} is no power of two")
     if down_block == 1:
         skipped.append(f"the down projection's input: intermediate_size {config.intermediate_size} is odd")
+    if not folds_into_keys(config):
+        skipped.append("K and Q of each head: a norm between product and rope weighs each value by itself (qk_norm)")
     return RotatedModel(replace(config, tie_word_embeddings=False), rotated, down_block, tuple(skipped))
+
+
+def folds_into_keys(config: ModelConfig) -> bool:
+    """Whether what changes K and Q after rope's pairs can be folded into the products that write them."""
+    return not config.qk_norm
 
 
 class _RotatedWeights(Mapping[str, torch.Tensor]):

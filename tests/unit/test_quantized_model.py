@@ -17,8 +17,7 @@ from common.config import cache_dir
 from common.errors import ModelLoadError
 from common.kv.layout import KVFormat
 from common.model import quantized_model
-from common.model.calibration.balancing import balanced_layer
-from common.model.calibration.calibrated_weights import layer_moments, nearest_weights
+from common.model.calibration.calibrated_weights import layer_to_round, nearest_weights
 from common.model.calibration.layer_inputs import LayerRunner
 from common.model.calibration.token_ids import calibration_sequences
 from common.model.int8_product import QuantizedWeight, quantize_weight
@@ -116,7 +115,7 @@ def test_every_product_errs_less_on_the_calibration_text_than_rounded_to_nearest
         prefix = f"model.layers.{layer}."
         weights = {n.removeprefix(prefix): rotated.weights[n] for n in rotated.weights if n.startswith(prefix)}
         run = runner.run(layer, dict(nearest_weights(weights)), residual)
-        balanced = balanced_layer(rotated, weights, layer_moments(run, ops))
+        balanced = layer_to_round(rotated, weights, run, ops)
         for product, moments in balanced.moments.items():
             errs_less(balanced.weights[f"{product}.weight"], calibrated.weights, f"{prefix}{product}.weight", moments)
         residual = run.residual

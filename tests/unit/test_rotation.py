@@ -88,7 +88,8 @@ def test_what_is_skipped_is_named(case: Case) -> None:
     has_v, has_down = config.head_dim == 16, config.intermediate_size != 81
     assert any("V of each head" in reason for reason in rotated.skipped) != has_v
     assert any("down projection" in reason for reason in rotated.skipped) != has_down
-    assert len(rotated.skipped) == 2 - has_v - has_down
+    assert any("K and Q of each head" in reason for reason in rotated.skipped) == config.qk_norm
+    assert len(rotated.skipped) == 2 - has_v - has_down + config.qk_norm
 
 
 def test_every_weight_is_there_in_its_shape(case: Case) -> None:

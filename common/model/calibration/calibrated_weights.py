@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 
 from common.model.calibration.balancing import BalancedLayer, balanced_layer
+from common.model.calibration.key_balancing import balanced_keys, pair_moments
 from common.model.calibration.layer_inputs import PRODUCTS, LayerRun, LayerRunner
 from common.model.int8_product import QuantizedWeight, quantize_weight
 from common.model.rotation import RotatedModel
@@ -32,15 +33,22 @@ def calibrated_weights(rotated: RotatedModel, ops: Ops, sequences: Sequence[Sequ
             name.removeprefix(prefix): rotated.weights[name] for name in rotated.weights if name.startswith(prefix)
         }
         run = runner.run(layer, dict(nearest_weights(weights)), residual)
-        balanced = balanced_layer(rotated, weights, layer_moments(run, ops))
-        for name, tensor in _rounded_layer(balanced):
+        for name, tensor in _rounded_layer(layer_to_round(rotated, weights, run, ops)):
             yield f"{prefix}{name}", tensor
         residual, head_input = run.residual, run.head_input
     yield _NORM, rotated.weights[_NORM]
     yield from _rounded({_HEAD: rotated.weights[_HEAD]}, second_moments(head_input, ops))
 
 
-def layer_moments(run: LayerRun, ops: Ops) -> dict[str, torch.Tensor]:
+def layer_to_round(
+    rotated: RotatedModel, weights: Mapping[str, torch.Tensor], run: LayerRun, ops: Ops
+) -> BalancedLayer:
+    """`weights` of one layer without their prefix, fp32; `run`: what became of them, rounded to nearest."""
+    with_keys = balanced_keys(rotated.config, weights, pair_moments(run.keys, run.queries))
+    return balanced_layer(rotated, with_keys, _layer_moments(run, ops))
+
+
+def _layer_moments(run: LayerRun, ops: Ops) -> dict[str, torch.Tensor]:
     """Second moments by the product that reads; absent where the model computes no finite value."""
     of_inputs = [second_moments(rows, ops) for rows in run.inputs]
     return {

@@ -16,6 +16,7 @@ from common.model.config import ModelConfig
 from common.model.int8_product import IntegerProduct, QuantizedWeight, integer_product
 from common.model.linear import Numerics
 from common.model.transformer import Transformer
+from kernels.batch import AttentionBatch, KVLayerView
 from kernels.contract import Ops
 from kernels.quantized import QuantizedRows, RowQuantizer, row_quantizer
 
@@ -33,6 +34,8 @@ _HEAD = "lm_head.weight"
 @dataclass(frozen=True, slots=True)
 class LayerRun:
     inputs: tuple[QuantizedRows, ...]  # as PRODUCTS
+    keys: torch.Tensor  # [T, num_kv_heads, head_dim] fp32, after rope, not yet quantized
+    queries: torch.Tensor  # [T, num_heads, head_dim] fp32, after rope
     residual: torch.Tensor  # [T, hidden] fp32, after the layer
     head_input: QuantizedRows  # the residual as the head would read it, were this the last layer
 
@@ -69,7 +72,7 @@ class LayerRunner:
         transformer.forward(build_batch(scheduled, _BLOCK_SIZE, device), cache)
         *inputs, head_input = recorder.quantized
         assert len(inputs) == len(PRODUCTS), f"a layer of {len(inputs)} products"
-        return LayerRun(tuple(inputs), recorder.last_normed, head_input)
+        return LayerRun(tuple(inputs), recorder.keys, recorder.queries, recorder.last_normed, head_input)
 
     def _scheduled(self) -> list[ScheduledTokens]:
         scheduled, row, block = [], 0, 0
@@ -81,13 +84,13 @@ class LayerRunner:
 
 
 class _Recorder:
-    """Operations that keep each product's quantized input, in the order of their making."""
+    """Operations that keep each product's quantized input, in the order of their making, and what attention reads."""
 
     def __init__(self, ops: Ops) -> None:
         self._ops = ops
         self._quantizer: RowQuantizer = row_quantizer(ops)
         self.quantized: list[QuantizedRows] = []
-        self.last_normed = torch.empty(0)
+        self.last_normed = self.keys = self.queries = torch.empty(0)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._ops, name)
@@ -101,6 +104,18 @@ class _Recorder:
 
     def silu_mul_quantize(self, gate_up: torch.Tensor, row_scales: torch.Tensor | None, block: int) -> QuantizedRows:
         return self._keep(self._quantizer.silu_mul_quantize(gate_up, row_scales, block))
+
+    def write_kv(
+        self, k: torch.Tensor, v: torch.Tensor, layer: KVLayerView, slot_mapping: torch.Tensor, nonfinite: torch.Tensor
+    ) -> None:
+        self.keys = k.clone()
+        self._ops.write_kv(k, v, layer, slot_mapping, nonfinite)
+
+    def paged_attention(
+        self, q: torch.Tensor, layer: KVLayerView, batch: AttentionBatch, scale: float, window: int
+    ) -> torch.Tensor:
+        self.queries = q.clone()
+        return self._ops.paged_attention(q, layer, batch, scale, window)
 
     def add_scaled(self, x: torch.Tensor, product: torch.Tensor, row_scales: torch.Tensor) -> torch.Tensor:
         return self._quantizer.add_scaled(x, product, row_scales)
