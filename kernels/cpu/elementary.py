@@ -3,9 +3,11 @@
 from typing import Any
 
 import numpy as np
+from llvmlite import ir
+from numba import types
 
 from kernels.cpu import simd
-from kernels.cpu.compiling import compiled
+from kernels.cpu.compiling import compiled, intrinsic
 
 _LOG2_E = np.float32(1.4426950216293335)
 _LN2_HIGH = np.float32(0.693359375)  # few bits: n * _LN2_HIGH is exact
@@ -83,10 +85,25 @@ def fp16_to_fp32(bits: np.uint16) -> np.float32:
     return np.int32(np.int32(bits) << np.int32(13)).view(np.float32) * _FP16_TO_FP32
 
 
+@intrinsic
+def _load_shifted_halves(typing: Any, pointer: Any, at: Any) -> Any:
+    """Sixteen lanes from a pointer to uint16: the bits of fp32 values, shifted right by 13."""
+
+    def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        halves_type = ir.VectorType(ir.IntType(16), simd.LANES)
+        source = builder.bitcast(builder.gep(args[0], [args[1]]), halves_type.as_pointer())
+        bits = builder.shl(
+            builder.zext(builder.load(source, align=2), simd.WORDS), ir.Constant(simd.WORDS, [13] * simd.LANES)
+        )
+        return builder.bitcast(bits, simd.VECTOR)
+
+    return simd.lanes(pointer, types.int64), emit
+
+
 @compiled
 def fp16_lanes(halves: Any, at: int) -> Any:
     """The same of sixteen, from a pointer to their bits."""
-    return simd.multiply(simd.load_shifted_halves(halves, at), simd.splat(_FP16_TO_FP32))
+    return simd.multiply(_load_shifted_halves(halves, at), simd.splat(_FP16_TO_FP32))
 
 
 @compiled

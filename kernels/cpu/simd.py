@@ -92,19 +92,6 @@ def load_words(typing: Any, pointer: Any, at: Any) -> Any:
 
 
 @intrinsic
-def load_shifted_halves(typing: Any, pointer: Any, at: Any) -> Any:
-    """Sixteen lanes from a pointer to uint16: the bits of fp32 values, shifted right by 13."""
-
-    def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        halves_type = ir.VectorType(ir.IntType(16), LANES)
-        source = builder.bitcast(builder.gep(args[0], [args[1]]), halves_type.as_pointer())
-        bits = builder.shl(builder.zext(builder.load(source, align=2), WORDS), ir.Constant(WORDS, [13] * LANES))
-        return builder.bitcast(bits, VECTOR)
-
-    return lanes(pointer, types.int64), emit
-
-
-@intrinsic
 def splat(typing: Any, value: Any) -> Any:
     return lanes(types.float32), lambda context, builder, signature, args: splatted(builder, args[0])
 
