@@ -9,8 +9,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from bench.peers.environments import PEERS, CannotInstall
-from bench.peers.lineup import Lineup, line_up
+from bench.peers.environments import CannotInstall
+from bench.peers.lineup import DEFAULT_ENGINES, ENGINES, Lineup, line_up
 from bench.peers.rounds import Failure, run_rounds, say
 from bench.peers.table import Rounds, compare, markdown
 from bench.peers.work import ROWS, WORKS
@@ -25,9 +25,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     given = _parser().parse_args(argv)
     variants = (given.twostroke_options or [DEFAULT_VARIANT]) if TWOSTROKE in given.engines else []
     works = [work for work in WORKS if work.name in given.works]
-    root = ROOT.absolute()
     try:
-        lineup = line_up(root, variants, [name for name in given.engines if name != TWOSTROKE])
+        lineup = line_up(given.root.absolute(), variants, [name for name in given.engines if name != TWOSTROKE])
     except CannotInstall as why:
         print(f"no run: the client cannot be installed: {why}", file=sys.stderr)
         return 1
@@ -38,10 +37,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         lineup.stop()
     table = markdown(rounds, list(lineup.ours), list(lineup.peers))
     page = "\n".join([_heading(lineup, given.rounds, load_before), "", table, "", *_missing(lineup, failures)])
-    given.out.parent.mkdir(parents=True, exist_ok=True)
-    given.out.write_text(json.dumps(_result(lineup, rounds, failures, load_before), indent=1) + "\n")
-    given.out.with_suffix(".md").write_text(page)
-    say(f"written: {given.out} and {given.out.with_suffix('.md')}")
+    out = given.out or given.root / "result.json"
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text(json.dumps(_result(lineup, rounds, failures, load_before), indent=1) + "\n")
+    out.with_suffix(".md").write_text(page)
+    say(f"written: {out} and {out.with_suffix('.md')}")
     print(page)
     return 1 if failures else 0
 
@@ -82,9 +82,14 @@ def _result(lineup: Lineup, rounds: Rounds, failures: Sequence[Failure], load_be
 
 
 def _parser() -> argparse.ArgumentParser:
-    names = [TWOSTROKE, *PEERS]
     parser = argparse.ArgumentParser(prog="bench.peers", description="The same work on Twostroke and on its peers.")
-    parser.add_argument("--engines", nargs="+", choices=names, default=names, help="default: all")
+    parser.add_argument(
+        "--engines",
+        nargs="+",
+        choices=[TWOSTROKE, *ENGINES],
+        default=[TWOSTROKE, *DEFAULT_ENGINES],
+        help=f"default: {' '.join([TWOSTROKE, *DEFAULT_ENGINES])}",
+    )
     parser.add_argument("--works", nargs="+", choices=[work.name for work in WORKS], default=[w.name for w in WORKS])
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument(
@@ -93,7 +98,8 @@ def _parser() -> argparse.ArgumentParser:
         metavar="OPTIONS",
         help=f"of `twostroke up`, as one argument; repeat it for several variants (default: '{DEFAULT_VARIANT}')",
     )
-    parser.add_argument("--out", type=Path, default=ROOT / "result.json", help="the table goes beside it as .md")
+    parser.add_argument("--root", type=Path, default=ROOT, help=f"of environments, models and logs (default: {ROOT})")
+    parser.add_argument("--out", type=Path, help="the table goes beside it as .md (default: result.json in the root)")
     return parser
 
 

@@ -25,6 +25,8 @@ def _arguments(job: dict[str, Any], tokenizer: str) -> list[str]:
         *("--random-input-len", str(job["num_input_tokens"]), "--random-output-len", str(job["num_output_tokens"])),
         *("--num-prompts", str(job["num_requests"]), "--max-concurrency", str(job["concurrency"])),
         *("--temperature", "0", "--ignore-eos", "--disable-tqdm"),
+        # llama.cpp's server drops connections that are kept for the next request, and with them the request.
+        *("--header", "Connection=close"),
         # The check for readiness would send the first prompt twice: a prefix hit for those who cache.
         *("--ready-check-timeout-sec", "0"),
     ]

@@ -2,7 +2,7 @@
 
 out: ready
 in:  {"concurrency": 1, "num_requests": 4, "num_input_tokens": 128, "num_output_tokens": 64, "seed": 7}
-out: {"median_ttft_ms": .., "median_tpot_ms": .., "output_throughput": .., "completed": 4}
+out: {"median_ttft_ms": .., "median_tpot_ms": .., "output_throughput": .., "completed": 4, "total_output_tokens": 256}
 """
 
 import contextlib
@@ -12,30 +12,47 @@ import select
 import signal
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from bench.peers.environments import last_lines
 from bench.peers.work import Figures
 
-START_TIMEOUT_S = 900.0
+START_TIMEOUT_S = 1800.0  # vLLM compiles at its first start
 GRACE_S = 20.0
+OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "DO_NOT_TRACK": "1", "VLLM_NO_USAGE_STATS": "1"}
 
 
 class EngineFailed(Exception):
     """An engine did not start, died, or did not do its work. `str` says what and how its log ends."""
 
 
+class WorkFailed(Exception):
+    """A work whose figures do not count, since not all of it was done; the engine may be given the next one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """`of_checkout`: runs Twostroke's own modules. Others see none of them: `kernels` is a package elsewhere too."""
+
+    argv: tuple[str, ...]
+    environment: Mapping[str, str] = field(default_factory=dict)
+    of_checkout: bool = False
+
+
 class Process:
     """A child in its own process group; its log is a file. `stop` ends the whole group."""
 
-    def __init__(self, name: str, command: Sequence[str], environment: Mapping[str, str], log: Path) -> None:
+    def __init__(self, name: str, command: Command, log: Path) -> None:
         self.name, self._log = name, log
+        inherited = {key: held for key, held in os.environ.items() if command.of_checkout or key != "PYTHONPATH"}
         with log.open("wb") as sink:
             self.popen = subprocess.Popen(  # noqa: S603  (the command is ours)
-                command,
-                env={**os.environ, **environment},
+                command.argv,
+                env={**inherited, **OFFLINE, **command.environment},
+                cwd=None if command.of_checkout else log.parent,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE if name.endswith("driver") else sink,
                 stderr=sink,
@@ -57,13 +74,17 @@ class Process:
         with contextlib.suppress(ProcessLookupError):  # all of it has ended
             os.killpg(self.popen.pid, signal.SIGKILL)
         self.popen.wait()
+        for pipe in (self.popen.stdin, self.popen.stdout):
+            if pipe is not None:
+                with contextlib.suppress(BrokenPipeError):  # what it was still to read
+                    pipe.close()
 
 
 class Driver:
     """Precondition of `run`: one at a time."""
 
-    def __init__(self, command: Sequence[str], environment: Mapping[str, str], log: Path) -> None:
-        self._process = Process("driver", command, environment, log)
+    def __init__(self, command: Command, log: Path) -> None:
+        self._process = Process("driver", command, log)
         self._buffer = b""
 
     def wait_ready(self) -> None:
@@ -72,14 +93,14 @@ class Driver:
             line = self._line(START_TIMEOUT_S)
 
     def run(self, job: Mapping[str, object], timeout_s: float) -> Figures:
-        """Raises EngineFailed; the driver must then be stopped."""
+        """Raises WorkFailed, or EngineFailed: the driver must then be stopped."""
         assert self._process.popen.stdin is not None
         try:
             self._process.popen.stdin.write(json.dumps(job).encode() + b"\n")
             self._process.popen.stdin.flush()
         except BrokenPipeError:
             raise self._process.failure("has ended") from None
-        return figures_of(json.loads(self._line(timeout_s)), int(str(job["num_requests"])))
+        return figures_of(json.loads(self._line(timeout_s)), job)
 
     def stop(self) -> None:
         self._process.stop()
@@ -98,10 +119,13 @@ class Driver:
         return line.strip()
 
 
-def figures_of(result: Mapping[str, Any], num_requests: int) -> Figures:
-    """Raises EngineFailed unless every request completed."""
+def figures_of(result: Mapping[str, Any], job: Mapping[str, Any]) -> Figures:
+    """Raises WorkFailed unless every request completed, with as many tokens as were asked for."""
+    num_requests, num_tokens = job["num_requests"], job["num_requests"] * job["num_output_tokens"]
     if result["completed"] != num_requests:
-        raise EngineFailed(f"only {result['completed']} of {num_requests} requests completed")
+        raise WorkFailed(f"only {result['completed']} of {num_requests} requests completed")
+    if result["total_output_tokens"] != num_tokens:
+        raise WorkFailed(f"{result['total_output_tokens']} output tokens came where {num_tokens} were asked for")
     return Figures(
         ttft_ms=float(result["median_ttft_ms"]),
         tpot_ms=float(result["median_tpot_ms"]),

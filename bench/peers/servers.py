@@ -5,18 +5,17 @@ import socket
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from bench.peers.drivers import START_TIMEOUT_S, Driver, EngineFailed, Process
+from bench.peers.drivers import START_TIMEOUT_S, Command, Driver, EngineFailed, Process
 from bench.peers.environments import python_of
 from bench.peers.work import Figures, Work
 
 JOB_TIMEOUT_S = 600.0
 POLL_S = 0.25
-OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "DO_NOT_TRACK": "1", "VLLM_NO_USAGE_STATS": "1"}
 
 
 class Engine(Protocol):
@@ -24,16 +23,10 @@ class Engine(Protocol):
         """Until it answers. Raises EngineFailed; `stop` is due even then."""
 
     def run(self, work: Work, seed: int) -> Figures:
-        """Raises EngineFailed; the engine must then be stopped."""
+        """Raises WorkFailed, or EngineFailed: the engine must then be stopped."""
 
     def stop(self) -> None:
         """Whatever state it is in."""
-
-
-@dataclass(frozen=True, slots=True)
-class Command:
-    argv: tuple[str, ...]
-    environment: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass
@@ -45,7 +38,7 @@ class InProcess:
     _driver: Driver | None = None
 
     def start(self) -> None:
-        self._driver = Driver(self.command.argv, {**OFFLINE, **self.command.environment}, self.log)
+        self._driver = Driver(self.command, self.log)
         self._driver.wait_ready()
 
     def run(self, work: Work, seed: int) -> Figures:
@@ -68,7 +61,7 @@ class Client:
 
     def run(self, work: Work, seed: int, url: str, model: str) -> Figures:
         if self._driver is None:
-            self._driver = Driver(self.command.argv, {**OFFLINE, **self.command.environment}, self.log)
+            self._driver = Driver(self.command, self.log)
             self._driver.wait_ready()
         try:
             return self._driver.run({**work.job(seed), "url": url, "model": model}, JOB_TIMEOUT_S)
@@ -97,7 +90,7 @@ class Server:
     def start(self) -> None:
         port = free_port()
         command, self._url = self.command(port), f"http://127.0.0.1:{port}"
-        self._process = Process(self.name, command.argv, {**OFFLINE, **command.environment}, self.log)
+        self._process = Process(self.name, command, self.log)
         self._model = self._wait_ready(self._process)
 
     def run(self, work: Work, seed: int) -> Figures:
@@ -142,7 +135,7 @@ def served_model(url: str) -> str | None:
 
 
 def twostroke(python: str, options: Sequence[str]) -> Callable[[int], Command]:
-    return lambda port: Command((python, "-m", "cli", "up", "--port", str(port), *options))
+    return lambda port: Command((python, "-m", "cli", "up", "--port", str(port), *options), of_checkout=True)
 
 
 def llamacpp(home: Path, gguf: Path, threads: int) -> Callable[[int], Command]:
@@ -155,7 +148,10 @@ def llamacpp(home: Path, gguf: Path, threads: int) -> Callable[[int], Command]:
                 *(str(binary), "--model", str(gguf), "--host", "127.0.0.1", "--port", str(port)),
                 *("--threads", str(threads), "--threads-batch", str(threads)),
                 *("--parallel", str(slots), "--ctx-size", str(slots * context), "--no-kv-unified"),
-                *("--no-webui", "--cache-ram", "0"),  # saving prompts for later costs time, and none comes twice
+                # Saving prompts for later costs time, and none comes twice. Built with AMX by GCC 12, the kernels on
+                # repacked Q4_1 weights end in an illegal instruction; other CPUs have no repacked form of it.
+                *("--no-webui", "--cache-ram", "0", "--no-repack"),
+                "--special",  # a token without text would be no event, and an answer of such tokens no answer
             ),
             {"LD_LIBRARY_PATH": str(binary.parent)},
         )
@@ -163,12 +159,21 @@ def llamacpp(home: Path, gguf: Path, threads: int) -> Callable[[int], Command]:
     return command
 
 
-def vllm(home: Path, folder: Path, cores: Sequence[int]) -> Callable[[int], Command]:
+def vllm(
+    home: Path, folder: Path, cores: Sequence[int], cache: Path, more_options: Sequence[str]
+) -> Callable[[int], Command]:
+    """Compiled code goes into `cache`."""
     environment = {
         "VLLM_CPU_KVCACHE_SPACE": "2",
         "VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, cores)),  # left alone it keeps one core back
+        "VLLM_CACHE_ROOT": str(cache),
+        "LD_PRELOAD": str(home / "lib" / "libiomp5.so"),  # as its documentation advises
     }
-    options = ("--dtype", "bfloat16", "--max-model-len", "8192", "--served-model-name", "peer")
+    options = (
+        *("--dtype", "bfloat16", "--max-model-len", "8192", "--served-model-name", "peer"),
+        "--no-enable-prefix-caching",  # no prompt shares anything, so that hashing them is lost time
+        *more_options,
+    )
 
     def command(port: int) -> Command:
         serve = (

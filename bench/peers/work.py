@@ -54,13 +54,13 @@ class Row:
 
 
 ONE, SIXTEEN, THIRTY_TWO = "c1-128-64", "c16-256-64", "c32-64-128"
-LONG_PROMPT, LONG_CONTEXT = "c1-4096-32", "c16-960-128"
+LONG_PROMPT, LONG_CONTEXT = "c1-4096-128", "c16-960-128"
 
 WORKS = (
     Work(ONE, concurrency=1, num_requests=4, num_input_tokens=128, num_output_tokens=64),
     Work(SIXTEEN, concurrency=16, num_requests=16, num_input_tokens=256, num_output_tokens=64),
     Work(THIRTY_TWO, concurrency=32, num_requests=32, num_input_tokens=64, num_output_tokens=128),
-    Work(LONG_PROMPT, concurrency=1, num_requests=1, num_input_tokens=4096, num_output_tokens=32),
+    Work(LONG_PROMPT, concurrency=1, num_requests=1, num_input_tokens=4096, num_output_tokens=128),
     # A context of 1,024 tokens on average; long enough that prefilling the other prompts weighs little.
     Work(LONG_CONTEXT, concurrency=16, num_requests=16, num_input_tokens=960, num_output_tokens=128),
 )

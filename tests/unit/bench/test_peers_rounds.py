@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from bench.peers.drivers import EngineFailed
+from bench.peers.drivers import EngineFailed, WorkFailed
 from bench.peers.rounds import run_rounds
 from bench.peers.work import WARM_UP, WORKS, Figures, Work
 
@@ -12,6 +12,7 @@ class FakeEngine:
     name: str
     events: list[str]
     fails_at: str | None = None
+    failure: Exception = field(default_factory=lambda: EngineFailed("no more"))
     seeds: list[int] = field(default_factory=list)
 
     def start(self) -> None:
@@ -19,7 +20,7 @@ class FakeEngine:
 
     def run(self, work: Work, seed: int) -> Figures:
         if work.name == self.fails_at:
-            raise EngineFailed("no more")
+            raise self.failure
         self.seeds.append(seed)
         return Figures(1.0, 1.0, 1.0)
 
@@ -52,6 +53,13 @@ def test_a_failure_is_named_and_ends_that_turn_alone() -> None:
     assert list(rounds["B"][0]) == [work.name for work in WORKS[:3]]
     assert [(each.engine, each.round, each.work) for each in failures] == [("A", 1, WORKS[1].name)]
     assert engines["A"].events[-1] == "A stop"
+
+
+def test_a_work_that_does_not_count_ends_nothing() -> None:
+    engine = FakeEngine("A", [], fails_at=WORKS[1].name, failure=WorkFailed("only 3 of 4"))
+    rounds, failures = run_rounds({"A": engine}, WORKS[:3], 1, silent)
+    assert list(rounds["A"][0]) == [WORKS[0].name, WORKS[2].name]
+    assert [(each.work, each.reason) for each in failures] == [(WORKS[1].name, "only 3 of 4")]
 
 
 def test_warm_up_is_not_a_figure() -> None:

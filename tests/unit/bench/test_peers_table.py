@@ -2,7 +2,7 @@
 
 import pytest
 
-from bench.peers.drivers import EngineFailed, figures_of
+from bench.peers.drivers import WorkFailed, figures_of
 from bench.peers.table import compare, growth, markdown, ratio, value, verdict
 from bench.peers.work import LONG_PROMPT, ONE, ROWS, SIXTEEN, WORKS, Better, Figures
 
@@ -86,12 +86,23 @@ def test_goals_and_rows_agree() -> None:
         assert row.aim < row.must if row.better is Better.LOWER else row.aim > row.must
 
 
+JOB = {"num_requests": 4, "num_output_tokens": 64}
+RESULT = {
+    "median_ttft_ms": 79.5,
+    "median_tpot_ms": 10.75,
+    "output_throughput": 88.25,
+    "completed": 4,
+    "total_output_tokens": 256,
+}
+
+
 def test_the_clients_figures() -> None:
-    result = {"median_ttft_ms": 79.5, "median_tpot_ms": 10.75, "output_throughput": 88.25, "completed": 4}
-    assert figures_of(result, num_requests=4) == Figures(79.5, 10.75, 88.25)
+    assert figures_of(RESULT, JOB) == Figures(79.5, 10.75, 88.25)
 
 
-def test_figures_of_fewer_requests_than_asked_are_refused() -> None:
-    result = {"median_ttft_ms": 1.0, "median_tpot_ms": 1.0, "output_throughput": 9999.0, "completed": 3}
-    with pytest.raises(EngineFailed, match="3 of 4"):
-        figures_of(result, num_requests=4)
+@pytest.mark.parametrize(
+    ("wrong", "reason"), [({"completed": 3}, "3 of 4"), ({"total_output_tokens": 255}, "255 output tokens .* 256")]
+)
+def test_figures_of_less_than_was_asked_for_are_refused(wrong: dict[str, int], reason: str) -> None:
+    with pytest.raises(WorkFailed, match=reason):
+        figures_of({**RESULT, **wrong}, JOB)
