@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+from itertools import count
 
 import pytest
 
@@ -197,24 +198,26 @@ async def test_a_lease_is_a_time_without_progress_and_each_new_block_begins_anot
     """Though the whole transfer takes several; a block that is here already is no progress."""
     async with worker_pair() as pair:
         ticket = await pair.reserve(PROMPT, mint_transfer_id())
-        pushing = pair.decode.PushBlocks()
+        pushing = pair.push()
+        sequence_numbers = count()
 
         async def push(block: int) -> decode_pb2.PushAck:
-            frame = make_frame(block, block, 1, bytes(pair.decode_runner.cache.layout.block_bytes))
-            frame.ticket = ticket.ticket
+            """Never the first block, so that something is missing: then each frame is answered at once."""
+            frame = make_frame(next(sequence_numbers), block, 1, bytes(pair.decode_runner.cache.layout.block_bytes))
+            frame.head.ticket = ticket.ticket
             await pushing.write(frame)
             ack: decode_pb2.PushAck = await pushing.read()
             return ack
 
-        for block in range(4):
+        for number, block in enumerate((4, 3, 2, 1)):
             pair.receiver_clock.now_s += 0.9 * LEASE_S
-            assert (await push(block)).sequence_number == block
+            assert (await push(block)).sequence_number == number
             assert pair.receiver.expire() == 0
         pair.receiver_clock.now_s += 0.9 * LEASE_S
-        await push(3)
+        assert (await push(1)).sequence_number == 4
         pair.receiver_clock.now_s += 0.2 * LEASE_S
         assert pair.receiver.expire() == 1
-        assert isinstance(await error_of(push(3)), TransferError)
+        assert isinstance(await error_of(push(1)), TransferError)
 
 
 async def test_other_models_layouts_and_bad_tokens_are_refused_by_name() -> None:

@@ -159,6 +159,7 @@ class TestTinyModels:
         assert torch.equal(torch.stack(sequences[0].logits), answer(tiny).prompt_logits[:40])
 
 
+@pytest.mark.timeout(600)  # whoever comes first rounds the model's weights
 @pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
 def test_the_real_model(smollm2: Case, params: SamplingParams) -> None:
     alone = answer(smollm2, params)

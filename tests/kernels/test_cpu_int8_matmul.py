@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from common.config import cache_dir
-from kernels.cpu.int8_pack import PackedWeight, pack_weight
+from kernels.cpu.int8_pack import PackedWeight, PanelMemory, pack_weight
 from kernels.cpu.setup import compiled_code_kept_in
 from kernels.ops import select
 
@@ -62,6 +62,19 @@ def test_the_packed_order() -> None:
     assert unpacked[20:].count_nonzero() == unpacked[:, 10:].count_nonzero() == 0
     assert weight.corrections[:20].equal(-128 * values.sum(dim=1, dtype=torch.int32))
     assert weight.scales.tolist() == [1.0] * 20 + [0.0] * 12
+
+
+def test_weights_of_one_memory_lie_one_after_the_other_in_whole_cache_lines() -> None:
+    cases = [make_case(num_outputs, depth, 1) for num_outputs, depth in SHAPES]
+    memory = PanelMemory([(values.shape[0], values.shape[1]) for _, values, _ in cases])
+    together = [pack_weight(values, scales, memory) for _, values, scales in cases]
+    ends = [weight.values.data_ptr() + weight.values.numel() for weight in together]
+    assert [weight.values.data_ptr() for weight in together] == [together[0].values.data_ptr(), *ends[:-1]]
+    assert together[0].values.data_ptr() % 64 == 0
+    for (_, values, scales), weight in zip(cases, together, strict=True):
+        assert torch.equal(weight.values, pack_weight(values, scales).values)
+    with pytest.raises(AssertionError, match="not among the shapes"):
+        pack_weight(cases[0][1], cases[0][2], memory)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
