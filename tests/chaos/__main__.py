@@ -3,6 +3,7 @@
 import argparse
 import asyncio
 import random
+import signal
 import sys
 import time
 from collections import Counter
@@ -130,4 +131,5 @@ def main() -> int:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # else the stack would be left behind
     sys.exit(main())
