@@ -127,7 +127,10 @@ async def run(options: argparse.Namespace, work_dir: Path) -> bool:
         leaked or totals.wrong or totals.hangs or totals.failed or defects
     )
     if options.out is not None:
-        rows = [vars(verdict) | {"is_flat": verdict.is_flat} for verdict in verdicts]
+        rows = [
+            vars(verdict) | {"is_flat": verdict.is_flat, "samples": [vars(each) for each in samples[verdict.service]]}
+            for verdict in verdicts
+        ]
         result = {"minutes": options.minutes, "requests": totals.requests, "leaked_blocks": leaked, "services": rows}
         options.out.write_text(json.dumps(result | {"is_well": is_well}, indent=2) + "\n")
     return is_well
@@ -139,7 +142,7 @@ def main() -> int:
     parser.add_argument("--clients", type=int, default=8, help="requests at once")
     parser.add_argument("--interval-s", type=float, default=5.0, help="time between two samples")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--out", type=Path, help="JSON file")
+    parser.add_argument("--out", type=Path, help="JSON file, with every sample")
     options = parser.parse_args()
     return run_in_folder("soak", lambda work_dir: asyncio.run(run(options, work_dir)))
 
