@@ -62,7 +62,8 @@ class KVSender:
         self._is_closed = False
         self._has_work = asyncio.Event()
         self._has_room = asyncio.Event()  # in `_new`; or the call has ended
-        self._call: asyncio.Task[None] | None = None
+        self._transfer: asyncio.Task[None] | None = None
+        self._call: grpc.aio.StreamStreamCall[Frame, decode_pb2.PushAck] | None = None  # once the task has begun
         self.num_bytes_pushed = 0
 
     @property
@@ -84,40 +85,43 @@ class KVSender:
     async def commit(self, commit: decode_pb2.Commit) -> None:
         """Ends the transfer; returns once decode has acknowledged that it holds every block."""
         self._commit = commit
-        call = self._opened_call()
-        while not call.done():
+        transfer = self._begun_transfer()
+        while not transfer.done():
             self._is_commit_due = True
             self._has_work.set()
-            await asyncio.wait({call}, timeout=ASK_AGAIN_S)
-        call.result()
+            await asyncio.wait({transfer}, timeout=ASK_AGAIN_S)
+        transfer.result()
 
     async def close(self) -> None:
-        """Ends the call, if it is still open, and returns when nothing of it runs any more. Idempotent."""
+        """Ends the call, if it is still open, and returns when nothing of it runs any more. Idempotent.
+
+        The call is cancelled, not the task that reads it: that would leave memory of gRPC's core behind.
+        """
         self._is_closed = True
         self._has_work.set()  # gRPC's own task reads the frames; it must not wait for ever
-        if self._call is not None:
-            self._call.cancel()
-            await asyncio.gather(self._call, return_exceptions=True)
+        if self._transfer is not None:
+            (self._call or self._transfer).cancel()
+            await asyncio.gather(self._transfer, return_exceptions=True)
 
-    def _opened_call(self) -> "asyncio.Task[None]":
-        if self._call is None:
-            self._call = asyncio.create_task(self._transfer())
-            self._call.add_done_callback(lambda _: self._has_room.set())
-        return self._call
+    def _begun_transfer(self) -> "asyncio.Task[None]":
+        if self._transfer is None:
+            self._transfer = asyncio.create_task(self._run_transfer())
+            self._transfer.add_done_callback(lambda _: self._has_room.set())
+        return self._transfer
 
     async def _hand_over(self, run: Run) -> None:
-        call = self._opened_call()
-        while len(self._new) >= MAX_QUEUED_FRAMES and not call.done():
+        transfer = self._begun_transfer()
+        while len(self._new) >= MAX_QUEUED_FRAMES and not transfer.done():
             self._has_room.clear()
             await self._has_room.wait()
-        if call.done():
-            call.result()
+        if transfer.done():
+            transfer.result()
         self._new.append(run)
         self._has_work.set()
 
-    async def _transfer(self) -> None:
+    async def _run_transfer(self) -> None:
         """The call from its first frame to the acknowledged commit."""
-        call = self._push(self._frames())
+        call = self._call = self._push(self._frames())
         try:
             async for ack in call:
                 if ack.committed:

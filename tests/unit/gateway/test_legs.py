@@ -19,7 +19,7 @@ class ToldCall:
     """A call that sends what it is told to, until it is cancelled."""
 
     def __init__(self, *events: GenerateEvent) -> None:
-        self._events: asyncio.Queue[GenerateEvent] = asyncio.Queue()
+        self._events: asyncio.Queue[GenerateEvent | None] = asyncio.Queue()
         self.is_cancelled = False
         for event in events:
             self.say(event)
@@ -28,11 +28,13 @@ class ToldCall:
         self._events.put_nowait(event)
 
     async def __aiter__(self) -> AsyncIterator[GenerateEvent]:
-        while True:
-            yield await self._events.get()
+        while (event := await self._events.get()) is not None:
+            yield event
+        raise asyncio.CancelledError  # as gRPC's own calls do
 
     def cancel(self) -> bool:
         self.is_cancelled = True
+        self._events.put_nowait(None)
         return True
 
 
@@ -96,3 +98,16 @@ async def test_closed_legs_say_nothing_more() -> None:
     assert not waiting.done()
     waiting.cancel()
     await asyncio.wait({waiting})
+
+
+async def test_a_close_cancels_the_call_and_not_the_task_that_reads_it() -> None:
+    """gRPC's core keeps memory of a read whose task was cancelled: a gateway would grow with each request."""
+    fixture = Fixture()
+    fixture.open(GenerateEvent())
+    async with asyncio.timeout(PATIENCE_S):
+        assert await fixture.legs.next() == (Role.DECODE, GenerateEvent())
+        (reader,) = fixture.legs.close().values()
+        assert reader.cancelling() == 0
+        await asyncio.wait({reader})
+    assert reader.cancelled()
+    await fixture.close()
