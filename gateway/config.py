@@ -62,7 +62,10 @@ class GatewaySettings(FaultSettings):
     )
     reconnect_wait_s: float = Field(30.0, ge=0, description="after a failure, wait so long for a worker that may serve")
     client_timeout_s: float = Field(
-        60.0, gt=0, le=86_400, description="a client that takes nothing of its answer for this long has left"
+        60.0,
+        gt=0,
+        le=86_400,
+        description="a client that takes no more of its answer, or sends no more of its request, so long has left",
     )
     drain_grace_s: float = Field(30.0, ge=0, description="streams may finish for this long after SIGTERM")
     discovery_interval_s: float = Field(5.0, gt=0, description="time between two look-ups of host names")

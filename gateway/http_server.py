@@ -9,6 +9,7 @@ from typing import Any
 import uvicorn
 
 from common.errors import ConfigError
+from gateway.http_connection import connection_class
 
 LAST_WORDS_S = 2.0
 """After the drain, how long responses may take to reach their clients."""
@@ -53,10 +54,11 @@ def url_of(bound: socket.socket) -> str:
 class HttpServer(uvicorn.Server):
     """Ends when `should_exit` is set. Signals are the gateway's: a drain comes first."""
 
-    def __init__(self, app: Any) -> None:
+    def __init__(self, app: Any, client_timeout_s: float) -> None:
         super().__init__(
             uvicorn.Config(
                 app,
+                http=connection_class(client_timeout_s),
                 log_config=None,
                 access_log=False,
                 lifespan="off",

@@ -164,7 +164,7 @@ async def run_gateway(settings: GatewaySettings) -> None:
     try:
         gateway = Gateway(settings, telemetry)
         try:
-            await _serve(gateway, bound, settings.drain_grace_s)
+            await _serve(gateway, bound, settings)
         finally:
             await gateway.close()
     finally:
@@ -172,8 +172,8 @@ async def run_gateway(settings: GatewaySettings) -> None:
         telemetry.shutdown()
 
 
-async def _serve(gateway: Gateway, bound: socket.socket, drain_grace_s: float) -> None:
-    server = HttpServer(create_app(gateway.services))
+async def _serve(gateway: Gateway, bound: socket.socket, settings: GatewaySettings) -> None:
+    server = HttpServer(create_app(gateway.services), settings.client_timeout_s)
     with stop_signals() as signals:
         serving = asyncio.create_task(server.serve(sockets=[bound]))
         meeting = asyncio.create_task(gateway.meet_workers(url_of(bound)))
@@ -182,7 +182,7 @@ async def _serve(gateway: Gateway, bound: socket.socket, drain_grace_s: float) -
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             if stopped.done():
-                await _drain(gateway.admission, drain_grace_s, signals)
+                await _drain(gateway.admission, settings.drain_grace_s, signals)
         finally:
             server.should_exit = True
             meeting.cancel()
