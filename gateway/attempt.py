@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum, auto
+from typing import Any
 
 from common.pb.decode_pb2 import Ticket
 from gateway.generation import TokenDelta
@@ -70,6 +71,7 @@ class Attempt:
         self._holds: set[Role] = set()  # workers that may hold something
         self._claims: list[Claim] = []
         self._prompt_claim: Claim | None = None
+        self._reserving: asyncio.Task[Ticket] | None = None
         self._ending: dict[Role, asyncio.Task[None]] | None = None
         self._num_tokens = journey.num_tokens
         self._is_reuse_told = False
@@ -89,10 +91,13 @@ class Attempt:
         self._claims = [self._prompt_claim, decode.claim(num_blocks=demand.num_blocks, num_sequences=1)]
 
     async def reserve(self, timeout_s: float) -> Ticket:
-        """Raises the decode worker's refusal or loss. A call cut off may have been heard: `end` releases it."""
+        """Raises the decode worker's refusal or loss. A caller who is cancelled leaves the call to end by itself (see
+        `Legs.close`), and `end` releases what came of it."""
         self._move_to(AttemptState.RESERVING)
         self._holds.add(Role.DECODE)
-        return await self._workers[Role.DECODE].reserve(self._journey.reserve_request(), timeout_s)
+        call = self._workers[Role.DECODE].reserve(self._journey.reserve_request(), timeout_s)
+        self._reserving = asyncio.create_task(call)
+        return await asyncio.shield(self._reserving)
 
     def refused(self) -> None:
         """The worker said no: it holds nothing."""
@@ -142,13 +147,13 @@ class Attempt:
             for claim in self._claims:
                 claim.end()
             readers = self._legs.close(but=finished_by)
+            before: dict[Role, list[asyncio.Task[Any]]] = {role: [] for role in self._holds}
+            if finished_by in readers:
+                before[finished_by].append(readers[finished_by])
+            if self._reserving is not None and not self._reserving.done():
+                before[Role.DECODE].append(self._reserving)
             self._ending = {
-                role: self._releases.start(
-                    self._journey.transfer_id,
-                    self._number,
-                    self._workers[role],
-                    [reader] if role is finished_by and (reader := readers.get(role)) else (),
-                )
+                role: self._releases.start(self._journey.transfer_id, self._number, self._workers[role], before[role])
                 for role in self._holds
             }
         return self._ending

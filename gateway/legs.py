@@ -38,6 +38,8 @@ class _Leg:
     worker: Worker
     call: Call
     reader: "asyncio.Task[None]"
+    has_begun: bool = False  # the worker has answered with its headers
+    is_cut: bool = False
 
 
 class Legs:
@@ -57,7 +59,7 @@ class Legs:
 
     def open(self, worker: Worker, call: Call) -> None:
         """Reads `call` from now on. Its leg is named by the worker's role."""
-        reader = asyncio.create_task(self._read(worker.role, worker.name, call))
+        reader = asyncio.create_task(self._read(worker.role))
         self._legs[worker.role] = _Leg(worker, call, reader)
         if self._watchdog is None:
             self._check_progress_in(self._progress_timeout_s)
@@ -67,21 +69,30 @@ class Legs:
         return await self._events.get()
 
     def close(self, *, but: Role | None = None) -> dict[Role, "asyncio.Task[None]"]:
-        """Ends both calls at once; the one of role `but` has said its last word and may end by itself.
+        """Ends both calls; the one of role `but` has said its last word and may end by itself.
 
-        Returns the readers, which end with their calls: a task cancelled while it reads leaves memory of gRPC's core
-        behind, a call that is cancelled does not. Idempotent.
+        Returns the readers, which end with their calls. Idempotent. A call is cut as soon as it has begun: gRPC's
+        `cancel` cancels a task of its own that waits for the headers, and a task that is cancelled while it waits for
+        gRPC's core leaves memory behind. So readers are not cancelled either.
         """
         self._is_closed = True
         if self._watchdog is not None:
             self._watchdog.cancel()
         for role, leg in self._legs.items():
             if role is not but:
-                leg.call.cancel()
+                leg.is_cut = True
+                if leg.has_begun:
+                    leg.call.cancel()
         return {role: leg.reader for role, leg in self._legs.items()}
 
-    async def _read(self, role: Role, peer: str, call: Call) -> None:
+    async def _read(self, role: Role) -> None:
+        leg = self._legs[role]
+        call, peer = leg.call, leg.worker.name
         try:
+            await call.initial_metadata()
+            leg.has_begun = True
+            if leg.is_cut:
+                call.cancel()
             async for event in call:
                 self._put(role, event)
         except grpc.aio.AioRpcError as error:

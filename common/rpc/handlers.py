@@ -62,6 +62,8 @@ def _as_coroutine(behavior: _Behavior) -> _Behavior:
         return behavior
 
     async def write_all(request: Any, context: "grpc.aio.ServicerContext[Any, Any]") -> None:
+        # Headers at once: a caller can tell a call that was heard from one that was not.
+        await context.send_initial_metadata(())
         async with aclosing(behavior(request, context)) as responses:
             async for response in responses:
                 await context.write(response)

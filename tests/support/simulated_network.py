@@ -117,6 +117,9 @@ class Call:
         """Whether it is a status stream, which never ends."""
         return self._method.endswith("/WatchStatus")
 
+    async def initial_metadata(self) -> None:
+        """Headers come at once here."""
+
     def __aiter__(self) -> "Call":
         return self
 

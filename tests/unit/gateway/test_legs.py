@@ -21,8 +21,14 @@ class ToldCall:
     def __init__(self, *events: GenerateEvent) -> None:
         self._events: asyncio.Queue[GenerateEvent | None] = asyncio.Queue()
         self.is_cancelled = False
+        self.has_begun = asyncio.Event()
+        self.has_begun.set()
         for event in events:
             self.say(event)
+
+    async def initial_metadata(self) -> None:
+        """gRPC's: returns once the worker's headers are here."""
+        await self.has_begun.wait()
 
     def say(self, event: GenerateEvent) -> None:
         self._events.put_nowait(event)
@@ -110,4 +116,19 @@ async def test_a_close_cancels_the_call_and_not_the_task_that_reads_it() -> None
         assert reader.cancelling() == 0
         await asyncio.wait({reader})
     assert reader.cancelled()
+    await fixture.close()
+
+
+async def test_a_call_that_has_not_begun_is_cut_as_soon_as_it_does() -> None:
+    """Before, gRPC would cancel a task of its own that waits for the worker's headers, and keep its memory."""
+    fixture = Fixture()
+    call = fixture.open()
+    call.has_begun.clear()
+    (reader,) = fixture.legs.close().values()
+    await asyncio.sleep(0)
+    assert not call.is_cancelled
+    call.has_begun.set()
+    async with asyncio.timeout(PATIENCE_S):
+        await asyncio.wait({reader})
+    assert call.is_cancelled
     await fixture.close()
