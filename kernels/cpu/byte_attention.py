@@ -1,7 +1,7 @@
 """One partition of attention over INT8 keys and values: products exact in integers, the rest a fixed chain per row.
 
-Queries, times the softmax scale: Q = rint(q * 127 / largest |q|), int8. A score is a * factor with
-a = fp32(Q . K) * k_scale, factor = largest |q| / 127 * log2(e), so that weights are powers of two. A tile's bound is the
+Queries, times the softmax scale: Q = rint(q * 127 / largest |q|), int8. A score is a * factor;
+a = fp32(Q . K) * k_scale, factor = largest |q| / 127 * log2(e), so that weights are powers of two. The bound is the
 least integer that is no smaller than its largest score, and w = 2^(score - bound). The values' weights are
 W = rint(w * v_scale * 255 / largest v_scale), uint8, the largest being of the positions that the row sees. The peak is
 the largest bound so far; output = fma(fp32(W . V), largest v_scale / 255 * 2^(bound - peak), output * 2^(old peak -

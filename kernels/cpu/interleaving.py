@@ -101,7 +101,7 @@ interleave_values = _value_intrinsic(CHUNK)
 
 @intrinsic
 def pack_bytes(typing: Any, a: Any, b: Any, c: Any, d: Any, target: Any, target_at: Any) -> Any:
-    """The lowest bytes of four vectors' lanes -> target[target_at : + 64]: four lanes of a, the same four of b, of c and
+    """The lowest bytes of four vectors' lanes -> target[target_at : + 64]: four lanes of a, the same of b, of c and
     of d; then the next four."""
 
     def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
