@@ -135,7 +135,10 @@ def keep_where_reached(typing: Any, a: Any, b: Any, value: Any) -> Any:
     """`value` in lanes where a >= b, else 0; a NaN reaches nothing."""
 
     def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.select(builder.fcmp_ordered(">=", args[0], args[1]), args[2], ir.Constant(VECTOR, None))
+        # As integers, so that the CPU can do it in one instruction with the sum of integers that makes the value.
+        bits = builder.bitcast(args[2], WORDS)
+        kept = builder.select(builder.fcmp_ordered(">=", args[0], args[1]), bits, ir.Constant(WORDS, None))
+        return builder.bitcast(kept, VECTOR)
 
     return lanes(lanes, lanes, lanes), emit
 
