@@ -11,7 +11,7 @@ import torch
 from common.config import cache_dir
 from kernels.cpu.setup import compiled_code_kept_in
 from kernels.ops import select
-from tests.support.int8_attention_oracle import attend
+from tests.support.int8_attention_oracle import attend, stored
 from tests.support.paged_kv import PagedKV
 
 CPU = torch.device("cpu")
@@ -49,26 +49,15 @@ def test_every_bit_is_as_written_down(
     out = OPS.paged_attention(q, paged.layer, paged.batch(rows), scale, window).numpy()
     expected, token = np.empty_like(out), 0
     for sequence, context_len, query_len in rows:
-        stored = _stored(paged, sequence, context_len)
+        values_of = stored(paged, sequence, context_len, 0)
         for position in range(context_len - query_len, context_len):
             begin = max(position + 1 - window, 0) if window else 0
-            k, k_scale, v, v_scale = (values[: position + 1] for values in stored)
+            k, k_scale, v, v_scale = (values[: position + 1] for values in values_of)
             for head in range(group_size):
                 row = q[token, head].numpy()
                 expected[token, head] = attend(row, k, k_scale, v, v_scale, scale, begin, position + 1)
             token += 1
     assert np.array_equal(out.view(np.int32), expected.view(np.int32))
-
-
-def _stored(paged: PagedKV, sequence: int, context_len: int) -> list[np.ndarray]:
-    """K [n, D] int8, its scales [n] fp32, V, its scales."""
-    slots = paged.slots(sequence, 0, context_len)
-    blocks, offsets = slots // paged.block_size, slots % paged.block_size
-    layer = paged.layer
-    assert layer.k_scale is not None
-    assert layer.v_scale is not None
-    tensors = (layer.k, layer.k_scale.float(), layer.v, layer.v_scale.float())
-    return [tensor[blocks, 0, offsets].numpy() for tensor in tensors]
 
 
 def test_a_score_too_large_for_fp32_spoils_its_row_only() -> None:

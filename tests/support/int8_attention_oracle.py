@@ -5,6 +5,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from tests.support.paged_kv import PagedKV
+
 TILE, PARTITION, LANES = 64, 256, 16
 _QUERY_MAX = np.float32(127)
 _WEIGHT_MAX = np.float32(255)
@@ -92,3 +94,14 @@ def _fold(total: Part, part: Part) -> None:
     total.peak = peak
     total.mass = fma(total.mass, old, lanes[0] * new)
     total.output = fma(total.output, old, part.output * new)
+
+
+def stored(paged: PagedKV, sequence: int, context_len: int, kv_head: int) -> list[Floats]:
+    """K [n, D] int8, its scales [n] fp32, V, its scales."""
+    slots = paged.slots(sequence, 0, context_len)
+    blocks, offsets = slots // paged.block_size, slots % paged.block_size
+    layer = paged.layer
+    assert layer.k_scale is not None
+    assert layer.v_scale is not None
+    tensors = (layer.k, layer.k_scale.float(), layer.v, layer.v_scale.float())
+    return [tensor[blocks, kv_head, offsets].numpy() for tensor in tensors]
