@@ -46,6 +46,7 @@ class StepModel:
     head_dim: int
     eps: float
     hadamard_block: int  # of the down projection's input; 1: none
+    head_block: int  # of each head's K and Q after rope; 1: none
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,8 +10,8 @@ from common.model.batch import ForwardBatch
 from common.model.config import ModelConfig
 from common.model.int8_product import QuantizedWeight, quantize_weight
 from common.model.layer_weights import LayerWeights, head_weights, layer_weights
-from common.model.linear import LinearWeights, Norm
-from common.model.transformer import ForwardResult, rotation_table
+from common.model.linear import LinearWeights, Norm, Numerics
+from common.model.transformer import ForwardResult, head_block, rotation_table
 from kernels.step import StepBatch, StepCompiler, StepLayer, StepModel, StepProduct
 
 _CPU = torch.device("cpu")
@@ -44,6 +44,7 @@ class CompiledTransformer:
                 head_dim=config.head_dim,
                 eps=config.rms_norm_eps,
                 hadamard_block=down_block,
+                head_block=head_block(config, Numerics.INT8),
             )
         )
 

@@ -22,6 +22,7 @@ from common.model.prepared import PreparedModel
 from common.model.rotation import ROTATION, RotatedModel, rotate, rotated_model
 from common.model.weight_rounding import ROUNDING
 from common.model.weights import load_weights
+from kernels.contract import INT8_ATTENTION
 from kernels.ops import Ops, select
 
 QUANTIZED_WEIGHTS = "int8_weights.safetensors"
@@ -46,7 +47,8 @@ def load_quantized(
     file = entry / QUANTIZED_WEIGHTS
     with named_errors(file):
         rotated = rotated_model(prepared.config, load_file(file, device=str(device)))
-    return QuantizedModel(rotated, f"{ROTATION}-{ROUNDING}-{entry_checksums(entry)[QUANTIZED_WEIGHTS]}")
+    digest = entry_checksums(entry)[QUANTIZED_WEIGHTS]
+    return QuantizedModel(rotated, f"{ROTATION}-{ROUNDING}-{INT8_ATTENTION}-{digest}")
 
 
 def prepare_quantized(prepared: PreparedModel, cache_dir: Path, progress: Progress) -> Path:
@@ -106,4 +108,4 @@ def _entry_key(prepared: PreparedModel) -> str:
         "tokenizer": prepared.tokenizer_digest.hex(),
         "calibration": text_digest(),
     }
-    return entry_key(f"{prepared.name}-int8-{ROTATION}-{ROUNDING}", identity)
+    return entry_key(f"{prepared.name}-int8-{ROTATION}-{ROUNDING}-{INT8_ATTENTION}", identity)

@@ -14,7 +14,7 @@ import torch
 
 from common.model.config import ModelConfig
 
-ROTATION = "rot1"
+ROTATION = "rot2"
 """Names everything below that a weight depends on. Whoever changes it gives it another name."""
 _SEED = 20_261_129
 _MAX_HADAMARD_FACTOR = 64

@@ -17,6 +17,7 @@ from common.model.layer_weights import LayerWeights, head_weights, layer_weights
 from common.model.linear import Linear, LinearMaker, Numerics, linear_maker
 from kernels.batch import AttentionBatch, KVLayerView
 from kernels.contract import Ops
+from kernels.quantized import hadamard
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +80,7 @@ class Transformer:
         self._layers = tuple(
             _make_layer(layer_weights(config, weights, index), maker, down_block) for index in range(config.num_layers)
         )
+        self._head_block = head_block(config, numerics)
         self._head = maker.norm_linear(*head_weights(config, weights))
         self._cos, self._sin = rotation_table(config, max_model_len or config.max_model_len, device)
 
@@ -118,6 +120,8 @@ class Transformer:
             k = self._ops.rms_norm(rotated[:, config.num_heads :], layer.k_norm, config.rms_norm_eps)
             rotated = torch.cat((q, k), dim=1)
         rotated = self._ops.rope(rotated, cos, sin)
+        if self._head_block > 1:
+            rotated = hadamard(rotated, self._head_block)
         q, k = rotated[:, : config.num_heads], rotated[:, config.num_heads :]
         self._ops.write_kv(k, v, kv, attention.slot_mapping, nonfinite)
         attended = self._ops.paged_attention(q, kv, attention, config.head_dim**-0.5, layer.window)
@@ -133,6 +137,11 @@ def _make_layer(weights: LayerWeights, maker: LinearMaker, down_block: int) -> _
         mlp=maker.mlp(weights.mlp_norm, weights.gate_up, weights.down, down_block),
         window=weights.window,
     )
+
+
+def head_block(config: ModelConfig, numerics: Numerics) -> int:
+    """Size of the Hadamard transform of K and Q of each head after rope, on the int8 path: scores stay, outliers go."""
+    return config.head_dim & -config.head_dim if numerics is Numerics.INT8 else 1
 
 
 def rotation_table(config: ModelConfig, num_positions: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:

@@ -1,11 +1,12 @@
 """One partition of attention over INT8 keys and values: products exact in integers, the rest a fixed chain per row.
 
-Queries, times the softmax scale: Q = rint(q * 16256 / largest |q|) = 128 * high + low, both int8. A score is
-fp32(Q . K) * k_scale * factor, factor = largest |q| / 16256 * log2(e), so that a weight is 2^(score - peak), the peak
-being the largest score so far. Weights w = 2^(score - peak) * v_scale become W = rint(w * 2^n), with n such that the
-tile's largest is 32768 .. 65535, = 256 * high + low, both uint8; output = fma(fp32(W . V), 2^-n, output * the change of
-peak). Masses are sums of unquantized weights, by lane. Masked positions have W = 0. A row's tile so depends on nothing
-but the row and what it sees: neither on other rows nor on the order of sums within a product.
+Queries, times the softmax scale: Q = rint(q * 127 / largest |q|), int8. A score is a * factor;
+a = fp32(Q . K) * k_scale, factor = largest |q| / 127 * log2(e), so that weights are powers of two. The bound is the
+least integer that is no smaller than its largest score, and w = 2^(score - bound). The values' weights are
+W = rint(w * v_scale * 255 / largest v_scale), uint8, the largest being of the positions that the row sees. The peak is
+the largest bound so far; output = fma(fp32(W . V), largest v_scale / 255 * 2^(bound - peak), output * 2^(old peak -
+peak)), and masses, sums of w by lane, move to a new peak in the same way. Masked positions have w = 0. A row's tile so
+depends on nothing but the row and what it sees: neither on other rows nor on the order of sums within a product.
 """
 
 from typing import Any
@@ -13,20 +14,19 @@ from typing import Any
 import numpy as np
 
 from kernels.cpu import simd
-from kernels.cpu.byte_amx import TILED_ROWS, tiled_key_product, tiled_value_product
+from kernels.cpu.byte_amx import TILED_COLUMNS, TILED_ROWS, tiled_key_product, tiled_value_product
 from kernels.cpu.byte_products import key_product, value_product
 from kernels.cpu.byte_tiles import WORD, fetch_byte_tile, load_byte_tile
 from kernels.cpu.compiling import inlined
-from kernels.cpu.elementary import exp2_lanes, largest_magnitude_bits
-from kernels.cpu.interleaving import split_bytes
+from kernels.cpu.elementary import exp2_lanes, largest_magnitude_bits, weight_lanes
+from kernels.cpu.interleaving import pack_bytes
 from kernels.cpu.plan import KV_HEAD, NUM_QUERIES, PARTITION, SEQUENCE, TILE
 from kernels.cpu.problem import CHUNK_ROWS, Problem, Scratch
 from kernels.cpu.simd import LANES
 
-QUERY_MAX = 127 * 128
+QUERY_MAX = 127
 
 _ZERO = np.float32(0.0)
-_ONE = np.float32(1.0)
 _NONE_YET = np.float32(-np.inf)
 _QUERY_MAX = np.float32(QUERY_MAX)
 _QUERY_FLOOR = np.float32(2.0**-100)  # of the largest |q|, so that its inverse is finite
@@ -34,6 +34,9 @@ _LOG2_E = np.float32(1.4426950408889634)
 _ROUNDER = np.float32(3 << 22)  # adding it leaves the nearest integer, ties to even, in the low bits
 _ROUNDER_BITS = np.int32(_ROUNDER.view(np.int32))
 _WEIGHT_ROUNDER = np.float32(1 << 23)  # the same for integers that are not negative
+_WEIGHT_MAX = np.float32(255.0)
+_LEAST = np.float32((3 << 22) - 64)  # 2^-64 of a tile's largest weight: less counts as 0
+_BOUND_END = np.float32(1 << 22)  # of integers that _ROUNDER can hold beside a difference
 
 
 @inlined
@@ -43,8 +46,8 @@ def quantize_query(problem: Problem, queries: int, row: int, scratch: Scratch) -
     largest = np.int32(largest_magnitude_bits(source, 0, head_dim)).view(np.float32) * problem.scale
     is_bad = not largest < np.inf
     largest = max(largest, _QUERY_FLOOR)
-    inverse, at, total = _QUERY_MAX / largest, row * 2 * depth, np.int32(0)
-    for d in range(2 * depth):
+    inverse, at, total = _QUERY_MAX / largest, row * depth, np.int32(0)
+    for d in range(depth):
         scratch.query_bytes[at + d] = np.int8(0)
     if is_bad:
         scratch.query_factors[row] = np.float32(np.nan)
@@ -53,11 +56,10 @@ def quantize_query(problem: Problem, queries: int, row: int, scratch: Scratch) -
         for d in range(head_dim):
             scaled = np.float32(source[d] * problem.scale) * inverse
             value = np.int32(np.float32(scaled + _ROUNDER).view(np.int32) - _ROUNDER_BITS)
-            high = np.int32(value + np.int32(64)) >> np.int32(7)
-            scratch.query_bytes[at + d] = np.int8(high)
-            scratch.query_bytes[at + depth + d] = np.int8(value - (high << np.int32(7)))
+            scratch.query_bytes[at + d] = np.int8(value)
             total += value
-    scratch.query_starts[row] = total * np.int32(-128)  # keys are 128 higher than they should be
+    for lane in range(LANES):
+        scratch.query_starts[row * LANES + lane] = total * np.int32(-128)  # keys are 128 higher than they should be
 
 
 @inlined
@@ -77,6 +79,8 @@ def attend_byte_partition(
             fetch_byte_tile(problem, unit[SEQUENCE], unit[KV_HEAD], start + TILE, min(start + 2 * TILE, last))
             load_byte_tile(problem, unit[SEQUENCE], unit[KV_HEAD], start, min(TILE, last - start), scratch)
             is_whole = last_begin <= start and start + TILE <= first_end
+            if is_whole:
+                scratch.value_scale_tops[0] = _scale_weights(scratch, 0, TILE)
             row, end_row = 0, rows
             if not is_whole:  # queries that see nothing of the tile
                 row = max(0, start - first_end + 1) * problem.group_size
@@ -96,12 +100,15 @@ def _attend_rows(
     _multiply_keys(problem, row, count, scratch)
     for i in range(count):
         begin, end = _seen(problem, row + i, start, first_end, is_whole)
-        _score(scratch, row + i, i, begin, end)
+        _score(scratch, i, begin, end)
     _raise_peaks(scratch, row, count)
     for i in range(count):
-        begin, end = _seen(problem, row + i, start, first_end, is_whole)
-        _weigh(scratch, row + i, i, begin, end)
-    _quantize_weights(scratch, count)
+        top = scratch.value_scale_tops[0]
+        if not is_whole:
+            begin, end = _seen(problem, row + i, start, first_end, is_whole)
+            top = _scale_weights(scratch, begin, end)
+        scratch.new_factors[i] = scratch.tile_factors[i] * (top / _WEIGHT_MAX)
+        _weigh(scratch, row + i, i)
     _multiply_values(count, scratch)
     width = scratch.width
     for i in range(count):
@@ -117,30 +124,30 @@ def _multiply_keys(problem: Problem, row: int, count: int, scratch: Scratch) -> 
     depth, tiled = scratch.depth, count // TILED_ROWS * TILED_ROWS if scratch.has_tiles else 0
     for i in range(0, tiled, TILED_ROWS):
         tiled_key_product(
-            scratch.products, i * TILE, TILE, scratch.query_starts, row + i, scratch.query_bytes, (row + i) * 2 * depth,
-            2 * depth, depth, scratch.key_words, depth // WORD,
+            scratch.products, i * TILE, TILE, scratch.query_starts, (row + i) * LANES, scratch.query_bytes,
+            (row + i) * depth, depth, scratch.key_words, depth // WORD,
         )  # fmt: skip
     if tiled < count:
         key_product(
-            count - tiled, scratch.products, tiled * TILE, TILE, scratch.query_starts, row + tiled, scratch.query_bytes,
-            (row + tiled) * 2 * depth, 2 * depth, depth, scratch.key_words, -(-problem.layer.head_dim // WORD),
+            count - tiled, scratch.products, tiled * TILE, TILE, scratch.query_starts, (row + tiled) * LANES, LANES,
+            scratch.query_bytes, (row + tiled) * depth, depth, scratch.key_words, -(-problem.layer.head_dim // WORD),
         )  # fmt: skip
 
 
 @inlined
 def _multiply_values(count: int, scratch: Scratch) -> None:
     width, tiled = scratch.width, 0
-    if scratch.has_tiles and width > LANES:
+    if scratch.has_tiles and width >= TILED_COLUMNS * LANES:
         tiled = count // TILED_ROWS * TILED_ROWS
     for i in range(0, tiled, TILED_ROWS):
         tiled_value_product(
-            width // LANES, scratch.products, i * width, width, scratch.zeros, scratch.weight_bytes, i * 2 * TILE,
-            2 * TILE, TILE, scratch.value_words, width * WORD, TILE // WORD,
+            width // LANES, scratch.products, i * width, width, scratch.weight_bytes, i * TILE, TILE,
+            scratch.value_words, width * WORD, TILE // WORD,
         )  # fmt: skip
     if tiled < count:
         value_product(
-            count - tiled, width // LANES, scratch.products, tiled * width, width, scratch.zeros, scratch.weight_bytes,
-            tiled * 2 * TILE, 2 * TILE, TILE, scratch.value_words, 0, width * WORD, TILE // WORD,
+            count - tiled, width // LANES, scratch.products, tiled * width, width, scratch.zero, scratch.weight_bytes,
+            tiled * TILE, TILE, scratch.value_words, width * WORD, TILE // WORD,
         )  # fmt: skip
 
 
@@ -154,13 +161,11 @@ def _seen(problem: Problem, row: int, start: int, first_end: int, is_whole: bool
 
 
 @inlined
-def _score(scratch: Scratch, row: int, i: int, begin: int, end: int) -> None:
-    """Products of the chunk's row `i` -> scores and, by lane, the largest; -Inf outside begin .. end of the tile."""
-    at, scores = i * TILE, scratch.scores
-    factor, top = simd.splat(scratch.query_factors[row]), simd.splat(_NONE_YET)
+def _score(scratch: Scratch, i: int, begin: int, end: int) -> None:
+    """Products of the chunk's row `i`, times the keys' scales and, by lane, the largest; -Inf outside begin .. end."""
+    at, scores, top = i * TILE, scratch.scores, simd.splat(_NONE_YET)
     for j in range(0, TILE, LANES):
-        product = simd.multiply(simd.load_words(scratch.products, at + j), simd.load(scratch.key_scales, j))
-        score = simd.multiply(product, factor)
+        score = simd.multiply(simd.load_words(scratch.products, at + j), simd.load(scratch.key_scales, j))
         if begin > 0 or end < TILE:
             score = simd.keep_between(score, simd.splat(_NONE_YET), np.int32(begin - j), np.int32(end - j))
         simd.store(scores, at + j, score)
@@ -170,42 +175,56 @@ def _score(scratch: Scratch, row: int, i: int, begin: int, end: int) -> None:
 
 @inlined
 def _raise_peaks(scratch: Scratch, row: int, count: int) -> None:
-    """Sixteen rows at a time; lanes past `count` are other rows', and stay."""
+    """Sixteen rows at a time; lanes past `count` are other rows', and stay. A bound that is too large for exact
+    differences spoils its row, as a NaN does."""
     for i in range(0, count, LANES):
-        old = simd.load(scratch.peak, row + i)
-        new = simd.larger(simd.largest_lanes(scratch.tops, i * LANES), old)
+        factors, old = simd.load(scratch.query_factors, row + i), simd.load(scratch.peak, row + i)
+        bound = simd.round_up(simd.multiply(simd.largest_lanes(scratch.tops, i * LANES), factors))
+        new = simd.larger(old, bound)
+        factor = exp2_lanes(simd.subtract(bound, new))
+        factor = simd.nan_unless_less(simd.magnitude(bound), simd.splat(_BOUND_END), factor)
+        simd.store(scratch.offsets, i, simd.subtract(simd.splat(_ROUNDER), bound))
         simd.store(scratch.old_factors, i, exp2_lanes(simd.subtract(old, new)))
+        simd.store(scratch.tile_factors, i, factor)
         simd.store(scratch.peak, row + i, simd.keep_between(new, old, np.int32(0), np.int32(count - i)))
 
 
 @inlined
-def _weigh(scratch: Scratch, row: int, i: int, begin: int, end: int) -> None:
-    """Scores of the chunk's row `i` -> weights times the values' scales and, by lane, the largest; adds to the mass."""
-    at, scores = i * TILE, scratch.scores
-    peak, top = simd.splat(scratch.peak[row]), simd.splat(_ZERO)
-    mass = simd.multiply(simd.load(scratch.mass, row * LANES), simd.splat(scratch.old_factors[i]))
+def _scale_weights(scratch: Scratch, begin: int, end: int) -> np.float32:
+    """What weights of positions begin .. end are multiplied by, 0 elsewhere; returns the largest of their scales."""
+    top = simd.splat(_ZERO)
     for j in range(0, TILE, LANES):
-        weight = exp2_lanes(simd.subtract(simd.load(scores, at + j), peak))
-        scaled = simd.multiply(weight, simd.load(scratch.value_scales, j))
-        if begin > 0 or end < TILE:
-            weight = simd.keep_between(weight, simd.splat(_ZERO), np.int32(begin - j), np.int32(end - j))
-            scaled = simd.keep_between(scaled, simd.splat(_ZERO), np.int32(begin - j), np.int32(end - j))
-        mass = simd.add(mass, weight)
-        simd.store(scores, at + j, scaled)
-        top = simd.larger(scaled, top)
-    simd.store(scratch.mass, row * LANES, mass)
-    simd.store(scratch.tops, i * LANES, top)
+        scales = simd.load(scratch.value_scales, j)
+        scales = simd.keep_between(scales, simd.splat(_ZERO), np.int32(begin - j), np.int32(end - j))
+        simd.store(scratch.weight_scales, j, scales)
+        top = simd.larger(scales, top)
+    largest = simd.largest_lane(top)
+    raising = simd.splat(_WEIGHT_MAX / largest)
+    for j in range(0, TILE, LANES):
+        simd.store(scratch.weight_scales, j, simd.multiply(simd.load(scratch.weight_scales, j), raising))
+    return largest
 
 
 @inlined
-def _quantize_weights(scratch: Scratch, count: int) -> None:
-    for i in range(0, count, LANES):
-        powers = simd.power_to_fill_16_bits(simd.largest_lanes(scratch.tops, i * LANES))
-        simd.store(scratch.raising_factors, i, powers)
-        simd.store(scratch.new_factors, i, simd.divide(simd.splat(_ONE), powers))
-    for i in range(count):
-        at, factor = i * TILE, simd.splat(scratch.raising_factors[i])
-        for j in range(0, TILE, LANES):
-            raised = simd.fma(simd.load(scratch.scores, at + j), factor, simd.splat(_WEIGHT_ROUNDER))
-            simd.store(scratch.scores, at + j, raised)
-        split_bytes(scratch.products, at, scratch.weight_bytes, i * 2 * TILE, TILE)
+def _weigh(scratch: Scratch, row: int, i: int) -> None:
+    """Scores of the chunk's row `i` -> bytes, which weigh the values; adds to the mass."""
+    at = i * TILE
+    factor, offset = simd.splat(scratch.query_factors[row]), simd.splat(scratch.offsets[i])
+    w0, b0 = _weights(scratch, at, 0, factor, offset)
+    w1, b1 = _weights(scratch, at, LANES, factor, offset)
+    w2, b2 = _weights(scratch, at, 2 * LANES, factor, offset)
+    w3, b3 = _weights(scratch, at, 3 * LANES, factor, offset)
+    pack_bytes(b0, b1, b2, b3, scratch.weight_bytes, at)
+    sums = simd.add(simd.add(w0, w1), simd.add(w2, w3))
+    mass = simd.multiply(simd.load(scratch.mass, row * LANES), simd.splat(scratch.old_factors[i]))
+    simd.store(scratch.mass, row * LANES, simd.fma(sums, simd.splat(scratch.tile_factors[i]), mass))
+
+
+@inlined
+def _weights(scratch: Scratch, at: int, j: int, factor: Any, offset: Any) -> Any:
+    """Sixteen positions' w, and W in the low bits."""
+    score = simd.load(scratch.scores, at + j)
+    shifted = simd.fma(score, factor, offset)  # the nearest integer to the difference from the bound, and _ROUNDER
+    remainder = simd.fma(score, factor, simd.subtract(offset, shifted))
+    weight = weight_lanes(remainder, shifted, simd.splat(_LEAST))
+    return weight, simd.fma(weight, simd.load(scratch.weight_scales, j), simd.splat(_WEIGHT_ROUNDER))

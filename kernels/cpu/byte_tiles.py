@@ -1,7 +1,8 @@
 """Reads INT8 blocks into a worker's scratch, as words of four bytes that one step of a dot product takes.
 
-Keys: of one position, four dimensions, made unsigned by adding 128. Values: of one dimension, four positions. Scales
-stay apart. Nothing past the wanted positions reaches a result: their scores are masked, and their weights are zeros.
+Keys: of one position, four dimensions, made unsigned by adding 128. Values: of one dimension, four positions, in the
+order in which weights are packed. Scales stay apart. Nothing past the wanted positions reaches a result: their scores
+are masked, and their weights are zeros.
 """
 
 from typing import Any
@@ -29,6 +30,13 @@ def column(dimension: int, head_dim: int) -> int:
         return dimension
     within = dimension % WIDE
     return dimension - within + within // 4 % 4 * 16 + within // 16 * 4 + within % 4
+
+
+@compiled
+def value_row(position: int) -> int:
+    """Where the words of a position's group of four lie: first the first groups of each sixteen positions, as
+    `interleaving.pack_bytes` leaves the weights."""
+    return position % LANES // WORD * (TILE // LANES) + position // LANES
 
 
 @inlined
@@ -97,7 +105,7 @@ def _shuffle_values(layer: Layer, at: int, done: int, run: int, scratch: Scratch
     values, stride = simd.bytes_signed(layer.v), layer.position_stride
     wide = layer.head_dim // WIDE * WIDE
     for j in range(0, run, WORD):
-        source, target = at + j * stride, (done + j) * scratch.width
+        source, target = at + j * stride, value_row(done + j) * scratch.width * WORD
         for d in range(0, wide, WIDE):
             interleave_wide_values(values, source + d, stride, scratch.value_words, target + d * WORD)
         for d in range(wide, layer.head_dim // CHUNK * CHUNK, CHUNK):
@@ -109,7 +117,7 @@ def _place(layer: Layer, source: int, position: int, dimension: int, scratch: Sc
     """One dimension of one position of a tile."""
     key_at = dimension // WORD * TILE * WORD + position * WORD + dimension % WORD
     scratch.key_words[key_at] = simd.bytes_unsigned(layer.k)[source] ^ _FLIP
-    value_at = position // WORD * scratch.width * WORD + column(dimension, layer.head_dim) * WORD + position % WORD
+    value_at = value_row(position) * scratch.width * WORD + column(dimension, layer.head_dim) * WORD + position % WORD
     scratch.value_words[value_at] = simd.bytes_signed(layer.v)[source]
 
 

@@ -9,7 +9,7 @@ from llvmlite import ir
 from numba import types
 
 from kernels.cpu.compiling import intrinsic
-from kernels.cpu.simd import I8, I32, LANES, WORDS, index, words_at
+from kernels.cpu.simd import I8, I32, LANES, WORDS, index, words, words_at
 
 CHUNK = 16
 """Dimensions that are shuffled at once, at least: the bytes of a quarter of a vector."""
@@ -100,24 +100,27 @@ interleave_values = _value_intrinsic(CHUNK)
 
 
 @intrinsic
-def split_bytes(typing: Any, source: Any, source_at: Any, target: Any, target_at: Any, low_at: Any) -> Any:
-    """64 words of 0 .. 65535 plus anything << 16, in memory -> their second lowest bytes to target[target_at : + 64],
-    the lowest to target[target_at + low_at : + 64]."""
+def pack_bytes(typing: Any, a: Any, b: Any, c: Any, d: Any, target: Any, target_at: Any) -> Any:
+    """The lowest bytes of four vectors' lanes -> target[target_at : + 64]: four lanes of a, the same of b, of c and
+    of d; then the next four."""
 
     def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        source, source_at, target, target_at, low_at = args
-        all_bytes = ir.VectorType(I8, 4 * LANES)
-        for part in range(2):
-            at = [builder.add(source_at, index(LANES * (2 * part + n))) for n in range(2)]
-            pair = [builder.bitcast(builder.load(words_at(builder, source, a), align=4), all_bytes) for a in at]
-            order = [4 * n + byte for byte in (1, 0) for n in range(2 * LANES)]
-            both = builder.shuffle_vector(*pair, ir.Constant(ir.VectorType(I32, 4 * LANES), order))
-            for byte, offset in ((0, index(0)), (1, low_at)):
-                half = ir.Constant(ir.VectorType(I32, 2 * LANES), [2 * LANES * byte + n for n in range(2 * LANES)])
-                value = builder.shuffle_vector(both, both, half)
-                to = builder.gep(target, [builder.add(builder.add(target_at, offset), index(2 * LANES * part))])
-                builder.store(value, builder.bitcast(to, value.type.as_pointer()), align=1)
+        *vectors, target, target_at = args
+        low = [builder.and_(builder.bitcast(vector, WORDS), words(0xFF)) for vector in vectors]
+        bytes_ = [builder.bitcast(vector, ir.VectorType(I8, 4 * LANES)) for vector in low]
+        pairs = [_every_fourth(builder, *bytes_[:2], 4, 4), _every_fourth(builder, *bytes_[2:], 4, 4)]
+        packed = _every_fourth(builder, *pairs, 1, 8)
+        builder.store(packed, builder.bitcast(builder.gep(target, [target_at]), packed.type.as_pointer()), align=1)
         return context.get_dummy_value()
 
     i = types.int64
-    return types.void(source, i, target, i, i), emit
+    return types.void(a, b, c, d, target, i), emit
+
+
+def _every_fourth(builder: Any, a: Any, b: Any, step: int, run: int) -> Any:
+    """Runs of `run` elements, each `step` after the one before, of a and b in turn."""
+    size, order = a.type.count, []
+    for begin in range(0, size, step * run):
+        for first in (begin, size + begin):
+            order += range(first, first + step * run, step)
+    return builder.shuffle_vector(a, b, ir.Constant(ir.VectorType(I32, len(order)), order))

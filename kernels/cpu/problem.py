@@ -7,7 +7,7 @@ import numpy as np
 
 from kernels.cpu import simd
 from kernels.cpu.amx import TILE_BYTES
-from kernels.cpu.byte_amx import TILED_ROWS, tiles_are_granted
+from kernels.cpu.byte_amx import tiles_are_granted
 from kernels.cpu.compiling import compiled
 from kernels.cpu.plan import TILE, unit_rows
 from kernels.cpu.products import MAX_ROWS
@@ -101,18 +101,21 @@ class Scratch(NamedTuple):
     # of an INT8 layer; `kernels.cpu.byte_attention` says what they mean
     has_tiles: bool  # AMX's
     depth: int  # head_dim rounded up to what an AMX tile holds of a row
-    query_bytes: Any  # [rows, 2, depth] int8
-    query_starts: Any  # [rows] int32
+    query_bytes: Any  # [rows, depth] int8
+    query_starts: Any  # [rows, LANES] int32
     query_factors: Any  # [rows]
     key_words: Any  # [depth / 4, TILE, 4] uint8
     value_words: Any  # [TILE / 4, width, 4] int8
-    weight_bytes: Any  # [chunk, 2, TILE] uint8
+    weight_bytes: Any  # [chunk, TILE] uint8
     products: Any  # [chunk, max(TILE, width)] int32; scores and products share their memory
     tops: Any  # [chunk, LANES]
     old_factors: Any  # [chunk]
     new_factors: Any  # [chunk]
-    raising_factors: Any  # [chunk]
-    zeros: Any  # [TILED_ROWS] int32
+    tile_factors: Any  # [chunk]
+    offsets: Any  # [chunk]
+    weight_scales: Any  # [TILE]
+    value_scale_tops: Any  # [1]
+    zero: Any  # [1] int32
 
 
 @compiled
@@ -145,9 +148,9 @@ def scratch_size(problem: Problem) -> int:
     either = rows * (2 * width + LANES + 3) + 2 * TILE
     if problem.layer.k_scale == 0:
         return 2 * _LINE + either + rows * problem.layer.head_dim + TILE * (problem.layer.head_dim + width + MAX_ROWS)
-    chunk = CHUNK_ROWS * (max(TILE, width) + TILE // 2 + LANES + 3)
+    chunk = CHUNK_ROWS * (max(TILE, width) + TILE // 4 + LANES + 4)
     depth = _row_depth(problem)
-    return 2 * _LINE + either + rows * (depth // 2 + 2) + TILE // 4 * (depth + width) + chunk + TILED_ROWS
+    return 2 * _LINE + either + TILE + rows * (depth // 4 + LANES + 1) + TILE // 4 * (depth + width) + chunk + 2
 
 
 @compiled
@@ -160,15 +163,16 @@ def scratch_at(problem: Problem, address: int) -> Scratch:
     output = line + 4 * _LINE  # the line before says whether there are tiles
     mass = output + 4 * 2 * rows * width
     key_scales = mass + 4 * rows * LANES
-    scores = key_scales + 4 * 2 * TILE
+    scores = key_scales + 4 * (2 if is_plain else 3) * TILE
     tops = scores + 4 * (MAX_ROWS * TILE if is_plain else CHUNK_ROWS * max(TILE, width))
     keys = tops + (0 if is_plain else 4 * CHUNK_ROWS * LANES)
     values = keys + (4 * head_dim if is_plain else depth) * TILE
     queries = values + (4 if is_plain else 1) * width * TILE
-    weights = queries + (4 * rows * head_dim if is_plain else 2 * rows * depth)
-    peak = weights + (0 if is_plain else CHUNK_ROWS * 2 * TILE)
+    weights = queries + (4 * rows * head_dim if is_plain else rows * depth)
+    starts = weights + (0 if is_plain else CHUNK_ROWS * TILE)
+    peak = starts + (0 if is_plain else 4 * rows * LANES)
     factors = peak + 4 * rows * 3
-    chunk_factors = factors + 4 * rows * 2
+    chunk_factors = factors + 4 * rows
     return Scratch(
         key_scales=simd.floats(key_scales),
         value_scales=simd.floats(key_scales + 4 * TILE),
@@ -186,8 +190,8 @@ def scratch_at(problem: Problem, address: int) -> Scratch:
         has_tiles=simd.ints32(line)[0] != 0,
         depth=depth,
         query_bytes=simd.bytes_signed(queries),
-        query_starts=simd.ints32(factors),
-        query_factors=simd.floats(factors + 4 * rows),
+        query_starts=simd.ints32(starts),
+        query_factors=simd.floats(factors),
         key_words=simd.bytes_unsigned(keys),
         value_words=simd.bytes_signed(values),
         weight_bytes=simd.bytes_unsigned(weights),
@@ -195,8 +199,11 @@ def scratch_at(problem: Problem, address: int) -> Scratch:
         tops=simd.floats(tops),
         old_factors=simd.floats(chunk_factors),
         new_factors=simd.floats(chunk_factors + 4 * CHUNK_ROWS),
-        raising_factors=simd.floats(chunk_factors + 4 * 2 * CHUNK_ROWS),
-        zeros=simd.ints32(chunk_factors + 4 * 3 * CHUNK_ROWS),
+        tile_factors=simd.floats(chunk_factors + 4 * 2 * CHUNK_ROWS),
+        offsets=simd.floats(chunk_factors + 4 * 3 * CHUNK_ROWS),
+        weight_scales=simd.floats(key_scales + 4 * 2 * TILE),
+        value_scale_tops=simd.floats(chunk_factors + 4 * 4 * CHUNK_ROWS),
+        zero=simd.ints32(chunk_factors + 4 * (4 * CHUNK_ROWS + 1)),
     )
 
 
@@ -213,8 +220,7 @@ def lay_out_scratch(problem: Problem, address: int) -> Scratch:
         for i in range(TILE * scratch.width):
             scratch.values[i] = np.float32(0.0)
     else:
-        for i in range(TILED_ROWS):
-            scratch.zeros[i] = np.int32(0)
+        scratch.zero[0] = np.int32(0)
     for i in range(TILE):
         scratch.key_scales[i] = np.float32(1.0)
         scratch.value_scales[i] = np.float32(1.0)

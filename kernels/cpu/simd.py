@@ -131,6 +131,19 @@ def zero_where_less(typing: Any, a: Any, b: Any, value: Any) -> Any:
 
 
 @intrinsic
+def keep_where_reached(typing: Any, a: Any, b: Any, value: Any) -> Any:
+    """`value` in lanes where a >= b, else 0; a NaN reaches nothing."""
+
+    def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        # As integers, so that the CPU can do it in one instruction with the sum of integers that makes the value.
+        bits = builder.bitcast(args[2], WORDS)
+        kept = builder.select(builder.fcmp_ordered(">=", args[0], args[1]), bits, ir.Constant(WORDS, None))
+        return builder.bitcast(kept, VECTOR)
+
+    return lanes(lanes, lanes, lanes), emit
+
+
+@intrinsic
 def keep_between(typing: Any, value: Any, other: Any, begin: Any, end: Any) -> Any:
     """Lanes begin .. end - 1 of `value`, the rest of `other`; int32 bounds may lie outside the lanes."""
 
@@ -189,15 +202,32 @@ def largest_lanes(typing: Any, pointer: Any, at: Any) -> Any:
 
 
 @intrinsic
-def power_to_fill_16_bits(typing: Any, largest: Any) -> Any:
-    """The power of two that makes each lane, not negative, round to 2^15 .. 2^16 - 1, but at most 2^126."""
+def nan_unless_less(typing: Any, a: Any, b: Any, value: Any) -> Any:
+    """`value` in lanes where a < b, else NaN."""
 
     def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        # half a step of 16 bits, in the places of 24, so that what rounds to 2^16 counts as that
-        up = builder.add(builder.bitcast(args[0], WORDS), words(1 << 7))
-        exponent = builder.lshr(up, words(23))
-        limited = builder.select(builder.icmp_signed(">", exponent, words(16)), exponent, words(16))
-        return builder.bitcast(builder.shl(builder.sub(words(127 + 127 + 15), limited), words(23)), VECTOR)
+        nan = splatted(builder, ir.Constant(F32, float("nan")))
+        return builder.select(builder.fcmp_ordered("<", args[0], args[1]), args[2], nan)
+
+    return lanes(lanes, lanes, lanes), emit
+
+
+@intrinsic
+def magnitude(typing: Any, value: Any) -> Any:
+    def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.bitcast(builder.and_(builder.bitcast(args[0], WORDS), words(0x7FFFFFFF)), VECTOR)
+
+    return lanes(lanes), emit
+
+
+@intrinsic
+def round_up(typing: Any, value: Any) -> Any:
+    """To integers."""
+
+    def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        kind = ir.FunctionType(VECTOR, [VECTOR])
+        function = cgutils.get_or_insert_function(builder.module, kind, f"llvm.ceil.v{LANES}f32")
+        return builder.call(function, args)
 
     return lanes(lanes), emit
 

@@ -100,7 +100,8 @@ class CompiledStep:
         model, fields = self._model, np.zeros(f.NUM_FIELDS, np.int64)
         fields[: f.KV] = (
             len(self._layers), model.embedding.shape[1], model.num_heads, model.num_kv_heads, model.head_dim,
-            self._intermediate, model.hadamard_block, _fp32_bits(model.eps), _fp32_bits(model.head_dim**-0.5),
+            self._intermediate, model.hadamard_block, model.head_block, _fp32_bits(model.eps),
+            _fp32_bits(model.head_dim**-0.5),
             model.embedding.data_ptr(), model.cos.data_ptr(), model.sin.data_ptr(), self._layers.ctypes.data,
             self._head.ctypes.data, CHOSEN_KERNEL, ATTEND, JOIN,
         )  # fmt: skip

@@ -16,7 +16,7 @@ ALIGNMENT = 64
 
 (
     # the model
-    NUM_LAYERS, HIDDEN, NUM_HEADS, NUM_KV_HEADS, HEAD_DIM, INTERMEDIATE, HADAMARD_BLOCK,
+    NUM_LAYERS, HIDDEN, NUM_HEADS, NUM_KV_HEADS, HEAD_DIM, INTERMEDIATE, HADAMARD_BLOCK, HEAD_BLOCK,
     EPS,  # the bits of a fp32 value
     ATTENTION_SCALE,  # as EPS
     EMBEDDING,  # [V, hidden] fp32
@@ -46,7 +46,7 @@ ALIGNMENT = 64
     GATE_UP,  # [T, 2 * intermediate] fp32
     LOGITS,  # [R, V] fp32
     NUM_FIELDS,
-) = range(41)  # fmt: skip
+) = range(42)  # fmt: skip
 
 # columns of a product; see `int8_matmul`
 VALUES, CORRECTIONS, SCALES, BIAS, NUM_OUTPUTS, PADDED_DEPTH, PRODUCT_COLUMNS = range(7)

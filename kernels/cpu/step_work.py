@@ -121,7 +121,8 @@ def rotate_and_write_kv(task: int, step: Any, layer: int) -> None:
         simd.ints64(step[f.SLOTS]),
         simd.ints32(step[f.NONFINITE]),
     )
-    num_vectors = num_heads + 2 * num_kv_heads
+    num_vectors, block = num_heads + 2 * num_kv_heads, step[f.HEAD_BLOCK]
+    factor = np.float32(1.0 / np.sqrt(np.float64(block)))
     begin, end = _row_range(step, task, step[f.NUM_TOKENS])
     for row in range(begin, end):
         cos, sin = _float_row(step[f.COS], positions[row], half), _float_row(step[f.SIN], positions[row], half)
@@ -134,7 +135,12 @@ def rotate_and_write_kv(task: int, step: Any, layer: int) -> None:
             target, at = step[f.QUERIES], row * num_heads + head
             if head >= num_heads:
                 target, at = step[f.ATTENDED], at - num_heads
-            rope_head(source, cos, sin, _float_row(target, at, head_dim), half)
+            rotated = _float_row(target, at, head_dim)
+            rope_head(source, cos, sin, rotated, half)
+            if block > 1:
+                hadamard_in_place(rotated, head_dim, block)
+                for i in range(head_dim):
+                    rotated[i] *= factor
         keys = _float_row(step[f.ATTENDED], row * num_heads, head_dim)
         values = _float_row(step[f.HEADS], (row + 1) * num_vectors - num_kv_heads, head_dim)
         nonfinite[row] += write_position(kv, slots[row], keys, values)

@@ -11,7 +11,7 @@ import torch
 from common.config import cache_dir
 from kernels.cpu.setup import compiled_code_kept_in
 from kernels.ops import select
-from tests.support.int8_attention_oracle import attend
+from tests.support.int8_attention_oracle import attend, stored
 from tests.support.paged_kv import PagedKV
 
 CPU = torch.device("cpu")
@@ -49,26 +49,15 @@ def test_every_bit_is_as_written_down(
     out = OPS.paged_attention(q, paged.layer, paged.batch(rows), scale, window).numpy()
     expected, token = np.empty_like(out), 0
     for sequence, context_len, query_len in rows:
-        stored = _stored(paged, sequence, context_len)
+        values_of = stored(paged, sequence, context_len, 0)
         for position in range(context_len - query_len, context_len):
             begin = max(position + 1 - window, 0) if window else 0
-            k, k_scale, v, v_scale = (values[: position + 1] for values in stored)
+            k, k_scale, v, v_scale = (values[: position + 1] for values in values_of)
             for head in range(group_size):
                 row = q[token, head].numpy()
                 expected[token, head] = attend(row, k, k_scale, v, v_scale, scale, begin, position + 1)
             token += 1
     assert np.array_equal(out.view(np.int32), expected.view(np.int32))
-
-
-def _stored(paged: PagedKV, sequence: int, context_len: int) -> list[np.ndarray]:
-    """K [n, D] int8, its scales [n] fp32, V, its scales."""
-    slots = paged.slots(sequence, 0, context_len)
-    blocks, offsets = slots // paged.block_size, slots % paged.block_size
-    layer = paged.layer
-    assert layer.k_scale is not None
-    assert layer.v_scale is not None
-    tensors = (layer.k, layer.k_scale.float(), layer.v, layer.v_scale.float())
-    return [tensor[blocks, 0, offsets].numpy() for tensor in tensors]
 
 
 def test_a_score_too_large_for_fp32_spoils_its_row_only() -> None:
@@ -90,38 +79,40 @@ _generic_values = byte_products.byte_tile(3, 4, is_b_unsigned=False, add_fours=b
 
 
 @numba.njit
-def _multiply(way: int, y: Any, start: Any, a: Any, b: Any, low_at: int) -> None:
+def _multiply(way: int, y: Any, start: Any, a: Any, b: Any, rows: int) -> None:
     sums, starts = simd.ints32(y.ctypes.data), simd.ints32(start.ctypes.data)
     signed_a, unsigned_a = simd.bytes_signed(a.ctypes.data), simd.bytes_unsigned(a.ctypes.data)
     signed_b, unsigned_b = simd.bytes_signed(b.ctypes.data), simd.bytes_unsigned(b.ctypes.data)
+    zero = simd.ints32(np.zeros(1, np.int32).ctypes.data)
     if way == 0:
-        byte_products.key_product(16, sums, 0, 64, starts, 0, signed_a, 0, 128, low_at, unsigned_b, 16)
-        byte_products.value_product(16, 4, sums, 1024, 64, starts, unsigned_a, 0, 128, low_at, signed_b, 0, 256, 16)
+        byte_products.key_product(rows, sums, 0, 64, starts, 0, 16, signed_a, 0, 64, unsigned_b, 16)
+        byte_products.value_product(rows, 4, sums, 1024, 64, zero, unsigned_a, 0, 64, signed_b, 256, 16)
     elif way == 1:
-        for r in range(0, 15, 3):
-            _generic_keys(sums, r * 64, 64, starts, r, signed_a, r * 128, 128, low_at, 7, unsigned_b, 0, 256, 16)
+        for r in range(0, rows - 2, 3):
+            _generic_keys(sums, r * 64, 64, starts, r * 16, 16, signed_a, r * 64, 64, unsigned_b, 0, 256, 16)
             at = 1024 + r * 64
-            _generic_values(sums, at, 64, starts, 0, unsigned_a, r * 128, 128, low_at, 8, signed_b, 0, 256, 16)
+            _generic_values(sums, at, 64, zero, 0, 0, unsigned_a, r * 64, 64, signed_b, 0, 256, 16)
     else:
         configure_tiles(16, 0)
-        byte_amx.tiled_key_product(sums, 0, 64, starts, 0, signed_a, 0, 128, low_at, unsigned_b, 16)
-        byte_amx.tiled_value_product(4, sums, 1024, 64, starts, unsigned_a, 0, 128, low_at, signed_b, 256, 16)
+        byte_amx.tiled_key_product(sums, 0, 64, starts, 0, signed_a, 0, 64, unsigned_b, 16)
+        byte_amx.tiled_value_product(4, sums, 1024, 64, unsigned_a, 0, 64, signed_b, 256, 16)
         release_tiles()
 
 
 def test_products_are_exact_by_every_instruction() -> None:
     random = np.random.default_rng(8)
-    a = random.integers(0, 256, (16, 2, 64), np.uint8)  # rows, high and low, depth
+    a = random.integers(0, 256, (16, 64), np.uint8)
     b = random.integers(0, 256, (16, 64, 4), np.uint8)  # steps, lanes, depth
+    start = np.repeat(random.integers(-(1 << 20), 1 << 20, (16, 1), np.int32), 16, axis=1)
     a[0], b[:, 0] = 127, 255  # the largest sums there are
     matrix = b.transpose(0, 2, 1).reshape(64, 64)
-    signed = a.view(np.int8).astype(np.int64)
-    keys = (signed[:, 0] * 128 + signed[:, 1]) @ matrix.astype(np.int64)
-    values = (a[:, 0].astype(np.int64) * 256 + a[:, 1]) @ matrix.view(np.int8).astype(np.int64)
+    keys = a.view(np.int8).astype(np.int64) @ matrix.astype(np.int64) + start[:, :1]
+    values = a.astype(np.int64) @ matrix.view(np.int8).astype(np.int64)
     expected = np.stack([keys, values]).astype(np.int32)
-    ways = [0, 1] + ([2] if byte_amx.IS_COMPILED and linux_grants_amx() else [])
-    for way in ways:
+    ways = [(0, rows) for rows in range(1, 17)] + [(1, 15)]
+    ways += [(2, 16)] if byte_amx.IS_COMPILED and linux_grants_amx() else []
+    for way, rows in ways:
         sums = np.zeros((2, 16, 64), np.int32)
-        _multiply(way, sums, np.zeros(16, np.int32), a, b, 64)
-        rows = 15 if way == 1 else 16
-        assert np.array_equal(sums[:, :rows], expected[:, :rows]), f"way {way}"
+        _multiply(way, sums, start, a, b, rows)
+        assert np.array_equal(sums[:, :rows], expected[:, :rows]), f"way {way}, {rows} rows"
+        assert not sums[:, rows:].any()

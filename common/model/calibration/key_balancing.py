@@ -1,13 +1,13 @@
-"""K of each head turned and scaled so that little is lost when it becomes int8; its queries the same way but inversely.
+"""K of each head turned and scaled so that little is lost when K and Q become int8; Q the same way but inversely.
 
 Rope turns each pair of a head's values (i and i + head_dim / 2) by an angle of its own. Read as one complex number, a
 pair is multiplied by a number of modulus 1, so multiplying it by another one before or after makes no difference: that
 number can be folded into the products that write K and Q, and every score stays. Exact but for rounding.
 
-One scale serves all values of a head, so the largest one sets the error of all. A pair whose values lie along one
-direction is turned until that direction is the diagonal, which both values share; then pairs are scaled. For a scale s
-of K the error of a score is that of q / s: the exponents below are near the least product of the largest |k s| squared
-and the sum of |q / s| squared on calibration text.
+One scale serves all values of a head. At run time a Hadamard transform of each head (`transformer.head_block`) spreads
+large values over all, so that a vector's error is a share of its length, and a score's a share of |q| |k|. Scales s of
+pairs make sum |k s|^2 * sum |q / s|^2 the least where |k s| = |q / s|. Before, a pair whose values lie along one
+direction is turned until that direction is the diagonal, which both values share.
 """
 
 from collections.abc import Mapping
@@ -19,7 +19,7 @@ import torch
 from common.model.config import ModelConfig
 from common.model.rotation import folds_into_keys
 
-_KEY_EXPONENT, _QUERY_EXPONENT = -0.75, 0.25
+_KEY_EXPONENT, _QUERY_EXPONENT = -0.5, 0.5
 _STEPS = float(2**15)
 """Values are counted in this many steps of the largest: sums of their squares are integers that fp64 holds, the same
 in any order."""
