@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from kernels.cpu import simd
+from kernels.cpu import masks, simd
 from kernels.cpu.byte_amx import TILED_COLUMNS, TILED_ROWS, tiled_key_product, tiled_value_product
 from kernels.cpu.byte_products import key_product, value_product
 from kernels.cpu.byte_tiles import WORD, fetch_byte_tile, load_byte_tile
@@ -167,7 +167,7 @@ def _score(scratch: Scratch, i: int, begin: int, end: int) -> None:
     for j in range(0, TILE, LANES):
         score = simd.multiply(simd.load_words(scratch.products, at + j), simd.load(scratch.key_scales, j))
         if begin > 0 or end < TILE:
-            score = simd.keep_between(score, simd.splat(_NONE_YET), np.int32(begin - j), np.int32(end - j))
+            score = masks.keep_between(score, simd.splat(_NONE_YET), np.int32(begin - j), np.int32(end - j))
         simd.store(scores, at + j, score)
         top = simd.larger(score, top)
     simd.store(scratch.tops, i * LANES, top)
@@ -182,11 +182,11 @@ def _raise_peaks(scratch: Scratch, row: int, count: int) -> None:
         bound = simd.round_up(simd.multiply(simd.largest_lanes(scratch.tops, i * LANES), factors))
         new = simd.larger(old, bound)
         factor = exp2_lanes(simd.subtract(bound, new))
-        factor = simd.nan_unless_less(simd.magnitude(bound), simd.splat(_BOUND_END), factor)
+        factor = masks.nan_unless_less(simd.magnitude(bound), simd.splat(_BOUND_END), factor)
         simd.store(scratch.offsets, i, simd.subtract(simd.splat(_ROUNDER), bound))
         simd.store(scratch.old_factors, i, exp2_lanes(simd.subtract(old, new)))
         simd.store(scratch.tile_factors, i, factor)
-        simd.store(scratch.peak, row + i, simd.keep_between(new, old, np.int32(0), np.int32(count - i)))
+        simd.store(scratch.peak, row + i, masks.keep_between(new, old, np.int32(0), np.int32(count - i)))
 
 
 @inlined
@@ -195,7 +195,7 @@ def _scale_weights(scratch: Scratch, begin: int, end: int) -> np.float32:
     top = simd.splat(_ZERO)
     for j in range(0, TILE, LANES):
         scales = simd.load(scratch.value_scales, j)
-        scales = simd.keep_between(scales, simd.splat(_ZERO), np.int32(begin - j), np.int32(end - j))
+        scales = masks.keep_between(scales, simd.splat(_ZERO), np.int32(begin - j), np.int32(end - j))
         simd.store(scratch.weight_scales, j, scales)
         top = simd.larger(scales, top)
     largest = simd.largest_lane(top)

@@ -6,7 +6,7 @@ import numpy as np
 from llvmlite import ir
 from numba import types
 
-from kernels.cpu import simd
+from kernels.cpu import masks, simd
 from kernels.cpu.compiling import compiled, intrinsic
 
 _LOG2_E = np.float32(1.4426950216293335)
@@ -45,7 +45,7 @@ def exp_lanes(x: Any) -> Any:
     p = simd.fma(p, r, simd.splat(_C2))
     p = simd.fma(p, r, simd.splat(_ONE))
     p = simd.fma(p, r, simd.splat(_ONE))
-    return simd.zero_where_less(given, simd.splat(_EXP_MIN), simd.multiply(p, simd.power_of_two(shifted)))
+    return masks.zero_where_less(given, simd.splat(_EXP_MIN), simd.multiply(p, simd.power_of_two(shifted)))
 
 
 @compiled
@@ -76,7 +76,7 @@ def weight_lanes(r: Any, shifted: Any, lowest: Any) -> Any:
     p = simd.fma(simd.splat(_W3), r, simd.splat(_W2))
     p = simd.fma(p, r, simd.splat(_W1))
     p = simd.fma(p, r, simd.splat(_ONE))
-    return simd.keep_where_reached(shifted, lowest, simd.times_power_of_two(p, shifted))
+    return masks.keep_where_reached(shifted, lowest, simd.times_power_of_two(p, shifted))
 
 
 @compiled

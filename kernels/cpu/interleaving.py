@@ -108,8 +108,8 @@ def pack_bytes(typing: Any, a: Any, b: Any, c: Any, d: Any, target: Any, target_
         *vectors, target, target_at = args
         low = [builder.and_(builder.bitcast(vector, WORDS), words(0xFF)) for vector in vectors]
         bytes_ = [builder.bitcast(vector, ir.VectorType(I8, 4 * LANES)) for vector in low]
-        pairs = [_every_fourth(builder, *bytes_[:2], 4, 4), _every_fourth(builder, *bytes_[2:], 4, 4)]
-        packed = _every_fourth(builder, *pairs, 1, 8)
+        first, second = (_in_turn(builder, *bytes_[i : i + 2], step=4, run=4) for i in (0, 2))
+        packed = _in_turn(builder, first, second, step=1, run=8)
         builder.store(packed, builder.bitcast(builder.gep(target, [target_at]), packed.type.as_pointer()), align=1)
         return context.get_dummy_value()
 
@@ -117,9 +117,10 @@ def pack_bytes(typing: Any, a: Any, b: Any, c: Any, d: Any, target: Any, target_
     return types.void(a, b, c, d, target, i), emit
 
 
-def _every_fourth(builder: Any, a: Any, b: Any, step: int, run: int) -> Any:
+def _in_turn(builder: Any, a: Any, b: Any, *, step: int, run: int) -> Any:
     """Runs of `run` elements, each `step` after the one before, of a and b in turn."""
-    size, order = a.type.count, []
+    size: int = a.type.count
+    order: list[int] = []
     for begin in range(0, size, step * run):
         for first in (begin, size + begin):
             order += range(first, first + step * run, step)

@@ -121,43 +121,6 @@ smaller = _elementwise(lambda builder, a, b: builder.select(builder.fcmp_ordered
 
 
 @intrinsic
-def zero_where_less(typing: Any, a: Any, b: Any, value: Any) -> Any:
-    """`value`, but 0 in lanes where a < b."""
-
-    def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.select(builder.fcmp_ordered("<", args[0], args[1]), ir.Constant(VECTOR, None), args[2])
-
-    return lanes(lanes, lanes, lanes), emit
-
-
-@intrinsic
-def keep_where_reached(typing: Any, a: Any, b: Any, value: Any) -> Any:
-    """`value` in lanes where a >= b, else 0; a NaN reaches nothing."""
-
-    def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        # As integers, so that the CPU can do it in one instruction with the sum of integers that makes the value.
-        bits = builder.bitcast(args[2], WORDS)
-        kept = builder.select(builder.fcmp_ordered(">=", args[0], args[1]), bits, ir.Constant(WORDS, None))
-        return builder.bitcast(kept, VECTOR)
-
-    return lanes(lanes, lanes, lanes), emit
-
-
-@intrinsic
-def keep_between(typing: Any, value: Any, other: Any, begin: Any, end: Any) -> Any:
-    """Lanes begin .. end - 1 of `value`, the rest of `other`; int32 bounds may lie outside the lanes."""
-
-    def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        value, other, begin, end = args
-        order = ir.Constant(WORDS, list(range(LANES)))
-        is_past_begin = builder.icmp_signed(">=", order, splatted_words(builder, begin))
-        is_before_end = builder.icmp_signed("<", order, splatted_words(builder, end))
-        return builder.select(builder.and_(is_past_begin, is_before_end), value, other)
-
-    return lanes(lanes, lanes, types.int32, types.int32), emit
-
-
-@intrinsic
 def fma(typing: Any, a: Any, b: Any, c: Any) -> Any:
     """a * b + c, rounded once; of lanes or of fp32 scalars."""
     kind, llvm_type = (lanes, VECTOR) if a is lanes else (types.float32, F32)
@@ -199,17 +162,6 @@ def largest_lanes(typing: Any, pointer: Any, at: Any) -> Any:
     return lanes(pointer, types.int64), lambda context, builder, signature, args: _rows_reduced(
         builder, [builder.load(lanes_at(builder, args[0], args[1], LANES * n), align=4) for n in range(LANES)], _larger
     )
-
-
-@intrinsic
-def nan_unless_less(typing: Any, a: Any, b: Any, value: Any) -> Any:
-    """`value` in lanes where a < b, else NaN."""
-
-    def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        nan = splatted(builder, ir.Constant(F32, float("nan")))
-        return builder.select(builder.fcmp_ordered("<", args[0], args[1]), args[2], nan)
-
-    return lanes(lanes, lanes, lanes), emit
 
 
 @intrinsic
