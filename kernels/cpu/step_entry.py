@@ -48,6 +48,8 @@ def attention_sizes(fields: Any) -> Any:
 @compiled
 def _num_tasks(kind: int, step: Any, layer: int) -> int:
     columns, num_rows = f.at(step, f.LAYERS, layer * f.LAYER_COLUMNS), step[f.NUM_TOKENS]
+    if ATTEND <= kind < PHASES_PER_LAYER and layer == step[f.NUM_LAYERS] - 1 and step[f.NUM_LOGITS] == 0:
+        return 0  # nobody reads what comes after the last layer's K and V
     if kind == QKV:
         return work.panel_tasks(step, columns[f.QKV + f.NUM_OUTPUTS], num_rows)
     if kind == ATTEND:
