@@ -16,7 +16,6 @@ from common.kv.layout import KVFormat
 from common.model.assembly import LoadedModel, load_model
 from common.model.batch import ScheduledTokens
 from common.model.compiled_transformer import CompiledTransformer
-from kernels.cpu.step import CompiledStep
 
 _BLOCK_SIZE = 16
 
@@ -82,6 +81,8 @@ def _fill(model: LoadedModel, entries: list[ScheduledTokens]) -> None:
 
 def _measure(model: LoadedModel, entries: list[ScheduledTokens], steps: int) -> dict[str, float]:
     """Of the quickest step; phases below a hundredth of it are left out."""
+    from kernels.cpu.step import CompiledStep
+
     forward_pass = model.runner.transformer
     assert isinstance(forward_pass, CompiledTransformer)
     step = forward_pass.step
