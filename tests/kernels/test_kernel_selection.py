@@ -55,3 +55,11 @@ def test_code_is_compiled_by_the_first_process_and_loaded_by_all_others(tmp_path
     outputs = sorted(process.communicate(timeout=100)[0].strip() for process in at_once)
     assert outputs == ["0 1", "1 0"]
     assert start().communicate(timeout=100)[0].strip() == "1 0"
+
+
+def test_compiled_modules_cannot_be_imported_elsewhere() -> None:
+    """Numba would load what older versions of the sources left beside them."""
+    command = [sys.executable, "-c", "import kernels.cpu.kv_write"]
+    ended = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=100, check=False)
+    assert ended.returncode == 1
+    assert "ImportError: kernels.cpu must be imported inside kernels.cpu.setup.compiled_code_kept_in" in ended.stderr
