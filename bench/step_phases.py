@@ -81,7 +81,7 @@ def _fill(model: LoadedModel, entries: list[ScheduledTokens]) -> None:
 
 def _measure(model: LoadedModel, entries: list[ScheduledTokens], steps: int) -> dict[str, float]:
     """Of the quickest step; phases below a hundredth of it are left out."""
-    from kernels.cpu.step import CompiledStep
+    from kernels.cpu.step import CompiledStep  # compiled code can be imported only once a model has loaded it
 
     forward_pass = model.runner.transformer
     assert isinstance(forward_pass, CompiledTransformer)

@@ -2,7 +2,8 @@
 
 Exact but for rounding: the rotated model computes the same function. Three of them: the residual stream, V of each
 head, and the down projection's input (whose half is computed online, see `kernels.quantized.hadamard`). The values of
-V in the KV cache change, so ROTATION is part of the model's fingerprint.
+V in the KV cache change, so ROTATION is part of the model's fingerprint. It names the transform of K and Q at run time,
+too (`transformer.head_block`), which no weight knows of.
 """
 
 from collections.abc import Iterator, Mapping
