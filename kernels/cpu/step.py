@@ -25,6 +25,8 @@ from kernels.cpu.team import COUNTERS_PER_PHASE
 from kernels.step import StepBatch, StepLayer, StepModel, StepProduct
 
 _WHOLE_PHASES = 3
+_LEAST_BAND_ROWS = 32
+_MOST_BAND_ROWS = 128  # what a thread holds between products then fits its second cache
 
 
 class CompiledStep:
@@ -150,21 +152,31 @@ class CompiledStep:
         return np.array(plans, np.int64), alive
 
     def _set_buffers(self, fields: NDArray[np.int64], num_tokens: int, logits: torch.Tensor) -> None:
-        model = self._model
+        model, num_threads = self._model, int(fields[f.NUM_THREADS])
         hidden, heads = model.embedding.shape[1], model.num_heads * model.head_dim
-        row_bytes = {
-            f.RESIDUAL: 4 * hidden,
-            f.QUANTIZED: -(-max(hidden, heads, self._intermediate) // f.ALIGNMENT) * f.ALIGNMENT,
-            f.ROW_SCALES: 4,
-            f.HEADS: 4 * (heads + 2 * model.num_kv_heads * model.head_dim),
-            f.QUERIES: 4 * heads,
-            f.ATTENDED: 4 * heads,
-            f.GATE_UP: 8 * self._intermediate,
+        all_heads = heads + 2 * model.num_kv_heads * model.head_dim
+        quantized = _aligned(max(hidden, heads, self._intermediate))
+        num_bands = _num_bands(num_tokens, num_threads)
+        num_rows = max(0 if num_bands else num_tokens, logits.shape[0])
+        sizes = {
+            f.RESIDUAL: num_tokens * 4 * hidden,
+            f.QUANTIZED: num_rows * quantized,
+            f.ROW_SCALES: num_rows * 4,
+            f.HEADS: num_rows * 4 * all_heads,
+            f.QUERIES: num_tokens * 4 * heads,
+            f.ATTENDED: num_tokens * 4 * heads,
+            f.GATE_UP: num_rows * 8 * self._intermediate,
         }
-        num_rows = max(num_tokens, logits.shape[0])
-        for field, size in row_bytes.items():
-            fields[field] = self._bytes(f"field {field}", num_rows * size).ctypes.data
+        for field, size in sizes.items():
+            fields[field] = self._bytes(f"field {field}", size).ctypes.data
         fields[f.LOGITS] = logits.data_ptr()
+        fields[f.NUM_BANDS] = num_bands
+        if num_bands:
+            band_rows = -(-num_tokens // num_bands)
+            wide = max(all_heads, 2 * self._intermediate)
+            size = band_rows * quantized + _aligned(4 * band_rows) + _aligned(4 * band_rows * wide)
+            memory = self._bytes("bands", num_threads * size + f.ALIGNMENT).ctypes.data
+            fields[f.BAND_MEMORY :] = _aligned(memory), size, quantized
 
     def _floats(self, name: str, size: int) -> NDArray[np.float32]:
         return self._bytes(name, 4 * size)[: 4 * size].view(np.float32)
@@ -175,6 +187,17 @@ class CompiledStep:
         if memory is None or memory.size < size:
             memory = self._memory[name] = np.zeros(size, np.uint8)
         return memory
+
+
+def _num_bands(num_rows: int, num_threads: int) -> int:
+    """A multiple of the number of threads, so that all have as much to do; 0: too few rows for bands."""
+    if num_rows < _LEAST_BAND_ROWS * num_threads:
+        return 0
+    return num_threads * -(-num_rows // (num_threads * _MOST_BAND_ROWS))
+
+
+def _aligned(size: int) -> int:
+    return -(-size // f.ALIGNMENT) * f.ALIGNMENT
 
 
 def _set_batch(fields: NDArray[np.int64], batch: StepBatch, nonfinite: torch.Tensor) -> None:

@@ -5,6 +5,7 @@ from typing import Any
 import numba
 
 from kernels.cpu import simd
+from kernels.cpu import step_bands as bands
 from kernels.cpu import step_fields as f
 from kernels.cpu import step_work as work
 from kernels.cpu.compiling import compiled, entry_point
@@ -16,13 +17,14 @@ _I64 = numba.types.int64
 _I64_ROWS, _I64S = _I64[:, ::1], _I64[::1]
 
 (
-    NORM, QKV, ROTATE, ATTEND, JOIN, QUANTIZE, OUTPUT, MLP_NORM, GATE_UP, GATE, DOWN, PHASES_PER_LAYER,
-) = range(12)  # fmt: skip
-"""The phases of a layer, in their order. Before them all comes EMBED, after them all GATHER and HEAD."""
+    NORM, QKV, ROTATE, BEFORE, ATTEND, JOIN, BETWEEN, QUANTIZE, OUTPUT, MLP_NORM, GATE_UP, GATE, DOWN, PHASES_PER_LAYER,
+) = range(14)  # fmt: skip
+"""The phases of a layer, in their order. Before them all comes EMBED, after them all GATHER and HEAD. BEFORE and
+BETWEEN are for batches that go through a layer in bands of rows, ATTEND and JOIN for all, the others for the rest."""
 EMBED, GATHER, HEAD, IDLE, NUM_KINDS = range(PHASES_PER_LAYER, PHASES_PER_LAYER + 5)
 KIND_NAMES = (
-    "norm, quantize", "qkv", "rope, KV write", "attention", "join split attention", "quantize", "output",
-    "norm, quantize", "gate, up", "SwiGLU, Hadamard, quantize", "down", "embed", "norm, quantize", "head",
+    "norm, quantize", "qkv", "rope, KV write", "bands", "attention", "join split attention", "bands", "quantize",
+    "output", "norm, quantize", "gate, up", "SwiGLU, Hadamard, quantize", "down", "embed", "norm, quantize", "head",
 )  # fmt: skip
 
 
@@ -46,10 +48,23 @@ def attention_sizes(fields: Any) -> Any:
 
 
 @compiled
+def _is_skipped(kind: int, step: Any, layer: int) -> bool:
+    if kind >= PHASES_PER_LAYER:
+        return False
+    if kind >= ATTEND and layer == step[f.NUM_LAYERS] - 1 and step[f.NUM_LOGITS] == 0:
+        return True  # nobody reads what comes after the last layer's K and V
+    if kind == BEFORE:
+        return step[f.NUM_BANDS] == 0 or layer > 0  # what is before a later layer's attention is between two
+    return kind not in (ATTEND, JOIN) and (kind == BETWEEN) != (step[f.NUM_BANDS] > 0)
+
+
+@compiled
 def _num_tasks(kind: int, step: Any, layer: int) -> int:
     columns, num_rows = f.at(step, f.LAYERS, layer * f.LAYER_COLUMNS), step[f.NUM_TOKENS]
-    if ATTEND <= kind < PHASES_PER_LAYER and layer == step[f.NUM_LAYERS] - 1 and step[f.NUM_LOGITS] == 0:
-        return 0  # nobody reads what comes after the last layer's K and V
+    if _is_skipped(kind, step, layer):
+        return 0
+    if kind in (BEFORE, BETWEEN):
+        return step[f.NUM_BANDS]
     if kind == QKV:
         return work.panel_tasks(step, columns[f.QKV + f.NUM_OUTPUTS], num_rows)
     if kind == ATTEND:
@@ -87,13 +102,15 @@ def _multiply(kind: int, task: int, step: Any, layer: int) -> None:
 
 
 @compiled
-def _run_task(kind: int, task: int, step: Any, layer: int, scratch: int) -> None:
+def _run_task(kind: int, task: int, step: Any, layer: int, thread: int, scratch: int) -> None:
     if kind in (NORM, MLP_NORM):
         work.norm_and_quantize(task, step)
     elif kind == ROTATE:
         work.rotate_and_write_kv(task, step, layer)
     elif kind == ATTEND:
         work.attend(task, step, layer, scratch)
+    elif kind in (BEFORE, BETWEEN):
+        bands.run_band(task, step, layer, thread, kind == BETWEEN)
     elif kind == JOIN:
         work.join_split_unit(task, step, layer, scratch)
     elif kind == QUANTIZE:
@@ -136,7 +153,7 @@ def run_step(fields: Any, counters: Any, scratch: Any, ticks: Any) -> None:
             continue
         task = take_task(shared, phase)
         while task < num_tasks:
-            _run_task(kind, task, step, layer, memory)
+            _run_task(kind, task, step, layer, thread, memory)
             finish_task(shared, phase)
             task = take_task(shared, phase)
         await_phase(shared, phase, num_tasks)

@@ -45,8 +45,12 @@ ALIGNMENT = 64
     ATTENDED,  # the same shape
     GATE_UP,  # [T, 2 * intermediate] fp32
     LOGITS,  # [R, V] fp32
+    NUM_BANDS,  # of rows, in which a long batch goes through a layer; 0: it goes in phases, each for all rows
+    BAND_MEMORY,  # [threads, BAND_BYTES]
+    BAND_BYTES,
+    BAND_ROW_BYTES,  # of a quantized row
     NUM_FIELDS,
-) = range(42)  # fmt: skip
+) = range(46)  # fmt: skip
 
 # columns of a product; see `int8_matmul`
 VALUES, CORRECTIONS, SCALES, BIAS, NUM_OUTPUTS, PADDED_DEPTH, PRODUCT_COLUMNS = range(7)

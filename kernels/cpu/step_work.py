@@ -4,7 +4,7 @@ decides who computes what, never how it is rounded.
 `step` points to the fields of `step_fields`; `scratch` is the address of the thread's memory for attention.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -50,27 +50,40 @@ def _row_range(step: Any, task: int, num_rows: int) -> Any:
 
 
 @compiled
-def _padded(size: int) -> int:
+def padded(size: int) -> int:
+    """Bytes, up to whole lines of `step_fields.ALIGNMENT`."""
     return -(-size // f.ALIGNMENT) * f.ALIGNMENT
 
 
 @compiled
-def _float_row(address: int, row: int, width: int) -> Any:
+def float_row(address: int, row: int, width: int) -> Any:
     return simd.floats(address + 4 * row * width)
 
 
-@compiled
-def _quantize(step: Any, source: Any, row: int, width: int, factor: np.float32) -> None:
-    """`source` [width] becomes quantized row `row`, times `factor`."""
-    target = simd.bytes_unsigned(step[f.QUANTIZED] + row * _padded(width))
-    simd.floats(step[f.ROW_SCALES])[row] = quantize_row(source, width, target) * factor
+class QuantizedRows(NamedTuple):
+    """Where rows go that the next product reads, by address."""
+
+    values: int  # [rows, width padded] uint8
+    scales: int  # [rows] fp32
 
 
 @compiled
-def _norm_and_quantize(step: Any, source: Any, row: int) -> None:
+def all_rows(step: Any) -> QuantizedRows:
+    return QuantizedRows(step[f.QUANTIZED], step[f.ROW_SCALES])
+
+
+@compiled
+def quantize(source: Any, width: int, factor: np.float32, rows: QuantizedRows, row: int) -> None:
+    """`source` [width] becomes row `row` of `rows`, times `factor`."""
+    target = simd.bytes_unsigned(rows.values + row * padded(width))
+    simd.floats(rows.scales)[row] = quantize_row(source, width, target) * factor
+
+
+@compiled
+def norm_and_quantize_row(step: Any, source: Any, rows: QuantizedRows, row: int) -> None:
     hidden = step[f.HIDDEN]
     variance = sum_squares(source, hidden) / np.float32(hidden)
-    _quantize(step, source, row, hidden, _ONE / np.sqrt(variance + f.fp32_field(step, f.EPS)))
+    quantize(source, hidden, _ONE / np.sqrt(variance + f.fp32_field(step, f.EPS)), rows, row)
 
 
 @compiled
@@ -78,7 +91,7 @@ def embed(task: int, step: Any) -> None:
     hidden, tokens = step[f.HIDDEN], simd.ints64(step[f.TOKEN_IDS])
     begin, end = _row_range(step, task, step[f.NUM_TOKENS])
     for row in range(begin, end):
-        source, target = _float_row(step[f.EMBEDDING], tokens[row], hidden), _float_row(step[f.RESIDUAL], row, hidden)
+        source, target = float_row(step[f.EMBEDDING], tokens[row], hidden), float_row(step[f.RESIDUAL], row, hidden)
         for i in range(hidden):
             target[i] = source[i]
 
@@ -87,7 +100,7 @@ def embed(task: int, step: Any) -> None:
 def norm_and_quantize(task: int, step: Any) -> None:
     begin, end = _row_range(step, task, step[f.NUM_TOKENS])
     for row in range(begin, end):
-        _norm_and_quantize(step, _float_row(step[f.RESIDUAL], row, step[f.HIDDEN]), row)
+        norm_and_quantize_row(step, float_row(step[f.RESIDUAL], row, step[f.HIDDEN]), all_rows(step), row)
 
 
 @compiled
@@ -95,55 +108,63 @@ def norm_and_quantize_logit_rows(task: int, step: Any) -> None:
     wanted = simd.ints64(step[f.LOGIT_ROWS])
     begin, end = _row_range(step, task, step[f.NUM_LOGITS])
     for row in range(begin, end):
-        _norm_and_quantize(step, _float_row(step[f.RESIDUAL], wanted[row], step[f.HIDDEN]), row)
+        norm_and_quantize_row(step, float_row(step[f.RESIDUAL], wanted[row], step[f.HIDDEN]), all_rows(step), row)
 
 
 @compiled
 def multiply(task: int, step: Any, product: Any, num_rows: int, width: int, output: int, adds: int) -> None:
     """Quantized rows of `width` values times a run of panels, to `output`; `adds` 1: added to what is there."""
-    num_outputs = product[f.NUM_OUTPUTS]
-    panels = -(-num_outputs // PANEL_OUTPUTS)
+    panels = -(-product[f.NUM_OUTPUTS] // PANEL_OUTPUTS)
     size = _panels_per_task(step, panels, num_rows)
-    work = Product(
-        step[f.QUANTIZED], _padded(width), step[f.ROW_SCALES], num_rows, product[f.VALUES], product[f.CORRECTIONS],
-        product[f.SCALES], num_outputs, product[f.PADDED_DEPTH], product[f.BIAS], output, num_outputs, adds,
-    )  # fmt: skip
+    work = product_of(product, all_rows(step), num_rows, width, output, product[f.NUM_OUTPUTS], adds)
     multiply_panels(step[f.PRODUCT_KERNEL], work, task * size, min((task + 1) * size, panels))
 
 
 @compiled
+def product_of(
+    columns: Any, rows: QuantizedRows, num_rows: int, width: int, output: int, output_stride: int, adds: int
+) -> Product:
+    return Product(
+        rows.values, padded(width), rows.scales, num_rows, columns[f.VALUES], columns[f.CORRECTIONS], columns[f.SCALES],
+        columns[f.NUM_OUTPUTS], columns[f.PADDED_DEPTH], columns[f.BIAS], output, output_stride, adds,
+    )  # fmt: skip
+
+
+@compiled
 def rotate_and_write_kv(task: int, step: Any, layer: int) -> None:
-    columns = f.at(step, f.LAYERS, layer * f.LAYER_COLUMNS)
-    head_dim, num_heads, num_kv_heads = step[f.HEAD_DIM], step[f.NUM_HEADS], step[f.NUM_KV_HEADS]
-    kv, eps, half = f.kv_layer(step, layer), f.fp32_field(step, f.EPS), step[f.HEAD_DIM] // 2
-    positions, slots, nonfinite = (
-        simd.ints64(step[f.POSITIONS]),
-        simd.ints64(step[f.SLOTS]),
-        simd.ints32(step[f.NONFINITE]),
-    )
-    num_vectors, block = num_heads + 2 * num_kv_heads, step[f.HEAD_BLOCK]
-    factor = np.float32(1.0 / np.sqrt(np.float64(block)))
+    width = (step[f.NUM_HEADS] + 2 * step[f.NUM_KV_HEADS]) * step[f.HEAD_DIM]
     begin, end = _row_range(step, task, step[f.NUM_TOKENS])
     for row in range(begin, end):
-        cos, sin = _float_row(step[f.COS], positions[row], half), _float_row(step[f.SIN], positions[row], half)
-        for head in range(num_heads + num_kv_heads):
-            source = _float_row(step[f.HEADS], row * num_vectors + head, head_dim)
-            norm = columns[f.Q_NORM] if head < num_heads else columns[f.K_NORM]
-            if norm != 0:
-                rms_norm_row(source, simd.floats(norm), eps, source, head_dim)
-            # Keys go to where the row's attention output will be: nobody reads that until the row has attended.
-            target, at = step[f.QUERIES], row * num_heads + head
-            if head >= num_heads:
-                target, at = step[f.ATTENDED], at - num_heads
-            rotated = _float_row(target, at, head_dim)
-            rope_head(source, cos, sin, rotated, half)
-            if block > 1:
-                hadamard_in_place(rotated, head_dim, block)
-                for i in range(head_dim):
-                    rotated[i] *= factor
-        keys = _float_row(step[f.ATTENDED], row * num_heads, head_dim)
-        values = _float_row(step[f.HEADS], (row + 1) * num_vectors - num_kv_heads, head_dim)
-        nonfinite[row] += write_position(kv, slots[row], keys, values)
+        rotate_and_write_row(step, layer, row, step[f.HEADS] + 4 * row * width)
+
+
+@compiled
+def rotate_and_write_row(step: Any, layer: int, row: int, heads: int) -> None:
+    """`heads`: the address of the row's vectors of Q, K and V, one after the other."""
+    columns = f.at(step, f.LAYERS, layer * f.LAYER_COLUMNS)
+    head_dim, num_heads, num_kv_heads = step[f.HEAD_DIM], step[f.NUM_HEADS], step[f.NUM_KV_HEADS]
+    eps, half, block = f.fp32_field(step, f.EPS), step[f.HEAD_DIM] // 2, step[f.HEAD_BLOCK]
+    factor = np.float32(1.0 / np.sqrt(np.float64(block)))
+    position, slot = simd.ints64(step[f.POSITIONS])[row], simd.ints64(step[f.SLOTS])[row]
+    cos, sin = float_row(step[f.COS], position, half), float_row(step[f.SIN], position, half)
+    for head in range(num_heads + num_kv_heads):
+        source = float_row(heads, head, head_dim)
+        norm = columns[f.Q_NORM] if head < num_heads else columns[f.K_NORM]
+        if norm != 0:
+            rms_norm_row(source, simd.floats(norm), eps, source, head_dim)
+        # Keys go to where the row's attention output will be: nobody reads that until the row has attended.
+        target, at = step[f.QUERIES], row * num_heads + head
+        if head >= num_heads:
+            target, at = step[f.ATTENDED], at - num_heads
+        rotated = float_row(target, at, head_dim)
+        rope_head(source, cos, sin, rotated, half)
+        if block > 1:
+            hadamard_in_place(rotated, head_dim, block)
+            for i in range(head_dim):
+                rotated[i] *= factor
+    keys = float_row(step[f.ATTENDED], row * num_heads, head_dim)
+    values = float_row(heads, num_heads + num_kv_heads, head_dim)
+    simd.ints32(step[f.NONFINITE])[row] += write_position(f.kv_layer(step, layer), slot, keys, values)
 
 
 @compiled
@@ -179,16 +200,20 @@ def quantize_attended(task: int, step: Any) -> None:
     width = step[f.NUM_HEADS] * step[f.HEAD_DIM]
     begin, end = _row_range(step, task, step[f.NUM_TOKENS])
     for row in range(begin, end):
-        _quantize(step, _float_row(step[f.ATTENDED], row, width), row, width, _ONE)
+        quantize(float_row(step[f.ATTENDED], row, width), width, _ONE, all_rows(step), row)
 
 
 @compiled
 def gate_and_quantize(task: int, step: Any) -> None:
-    width, block = step[f.INTERMEDIATE], step[f.HADAMARD_BLOCK]
-    factor = np.float32(1.0 / np.sqrt(np.float64(block)))
     begin, end = _row_range(step, task, step[f.NUM_TOKENS])
     for row in range(begin, end):
-        mixed = _float_row(step[f.GATE_UP], row, 2 * width)
-        silu_mul_row(mixed, _ONE, mixed, width)
-        hadamard_in_place(mixed, width, block)
-        _quantize(step, mixed, row, width, factor)
+        gate_and_quantize_row(step, float_row(step[f.GATE_UP], row, 2 * step[f.INTERMEDIATE]), all_rows(step), row)
+
+
+@compiled
+def gate_and_quantize_row(step: Any, gate_up: Any, rows: QuantizedRows, row: int) -> None:
+    """Destroys `gate_up` [2 * intermediate]."""
+    width, block = step[f.INTERMEDIATE], step[f.HADAMARD_BLOCK]
+    silu_mul_row(gate_up, _ONE, gate_up, width)
+    hadamard_in_place(gate_up, width, block)
+    quantize(gate_up, width, np.float32(1.0 / np.sqrt(np.float64(block))), rows, row)

@@ -85,6 +85,16 @@ def test_same_bits_as_single_operations(case: str, tmp_path: Path, ops: Ops) -> 
             assert torch.equal(all_logits(compiled, kv_format, 64), expected), f"{kv_format}, {num_threads} threads"
 
 
+@pytest.mark.parametrize("case", ["llama", "llama, sizes that fill no vector"])
+def test_bands_of_any_size_give_the_bits_of_phases(case: str, tmp_path: Path, ops: Ops) -> None:
+    compiled, _ = make_both(case, tmp_path, ops)
+    torch.set_num_threads(8)  # too many for bands
+    expected = all_logits(compiled, KVFormat.INT8, 16)
+    for num_threads in (1, 2, 3, 5):
+        torch.set_num_threads(num_threads)
+        assert torch.equal(all_logits(compiled, KVFormat.INT8, 300), expected), f"{num_threads} threads"
+
+
 def test_one_memory_serves_pools_and_batches_of_any_size(tmp_path: Path, ops: Ops) -> None:
     compiled, _ = make_both("llama", tmp_path, ops)
     expected = all_logits(compiled, KVFormat.INT8, 16)
