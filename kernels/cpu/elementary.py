@@ -54,6 +54,13 @@ def exp_fp32(x: np.float32) -> np.float32:
 
 
 @compiled
+def silu_mul_lanes(gate: Any, other: Any) -> Any:
+    """silu(gate) * other of lanes, each operation rounded."""
+    below = simd.add(simd.splat(_ONE), exp_lanes(simd.subtract(simd.splat(np.float32(0.0)), gate)))
+    return simd.multiply(simd.divide(gate, below), other)
+
+
+@compiled
 def exp2_lanes(x: Any) -> Any:
     """2^x of lanes, x <= 0, within 5 units in the last place; 2^-100 from there down; for NaN, NaN or anything."""
     x = simd.larger(simd.splat(_EXP2_MIN), x)

@@ -6,11 +6,13 @@ from numba import types
 
 from kernels.cpu import amx, simd
 from kernels.cpu.compiling import compiled, intrinsic
+from kernels.cpu.int8_amx_many import multiply_many
 from kernels.cpu.int8_product import Product, panel_kernel, read_product
 from kernels.cpu.int8_results import expect_results, stack_words, write_results
 from kernels.cpu.int8_tiles import LINE, clamped, prefetch
 from kernels.cpu.simd import I64, LANES, index
 
+_FEW_ROWS = 2 * amx.TILE_ROWS
 _PANELS = 4
 _INPUTS, _WEIGHTS = 4, 6  # the first tiles of each; those before hold sums
 _WEIGHT_TILES = 0b1100_0000
@@ -95,6 +97,9 @@ def multiply_with_amx(product: Product, first_panel: int, end_panel: int) -> Non
     """Rows are cut into the fewest tiles of one height; the last may begin within the one before."""
     if product.num_rows == 0:
         return
+    if product.num_rows > _FEW_ROWS:
+        multiply_many(product, first_panel, end_panel, False)
+        return
     panel_stride, depth, stride = LANES * product.padded_depth, product.padded_depth, product.row_stride
     num_tiles = -(-product.num_rows // amx.TILE_ROWS)
     height = -(-product.num_rows // num_tiles)
@@ -127,3 +132,9 @@ def multiply_with_amx(product: Product, first_panel: int, end_panel: int) -> Non
 @panel_kernel
 def multiply(product_address: int, first_panel: int, end_panel: int) -> None:
     multiply_with_amx(read_product(product_address), first_panel, end_panel)
+
+
+@panel_kernel
+def multiply_gated(product_address: int, first_panel: int, end_panel: int) -> None:
+    """Preconditions: as `multiply_many`'s of a gated product."""
+    multiply_many(read_product(product_address), first_panel, end_panel, True)

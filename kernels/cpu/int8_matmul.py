@@ -45,8 +45,17 @@ def load_kernel(name: str) -> int:
     return address
 
 
+def load_gated_kernel(name: str) -> int:
+    """The address of a kernel for gated products (see `int8_amx_many`); 0: there is none."""
+    if name != "amx":
+        return 0
+    address: int = import_module("kernels.cpu.int8_amx").multiply_gated.address
+    return address
+
+
 CHOSEN = next(name for name in KERNELS if why_unusable(name) is None)
 CHOSEN_KERNEL = load_kernel(CHOSEN)
+CHOSEN_GATED_KERNEL = load_gated_kernel(CHOSEN)
 
 
 @entry_point(numba.types.void(_I64, PRODUCT_FIELDS, _I64, _I64, _I64[::1]))

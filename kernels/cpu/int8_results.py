@@ -54,6 +54,12 @@ def as_floats(typing: Any, pointer: Any) -> Any:
     )
 
 
+@intrinsic
+def moved_words(typing: Any, pointer: Any, at: Any) -> Any:
+    """An int32 pointer, `at` elements further."""
+    return pointer(pointer, types.int64), lambda context, builder, signature, args: builder.gep(args[0], [args[1]])
+
+
 @compiled
 def write_results(
     product: Product,

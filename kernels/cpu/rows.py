@@ -11,7 +11,7 @@ import numpy as np
 
 from kernels.cpu import simd
 from kernels.cpu.compiling import compiled, entry_point, inlined
-from kernels.cpu.elementary import exp_fp32, exp_lanes
+from kernels.cpu.elementary import exp_fp32, silu_mul_lanes
 from kernels.cpu.simd import LANES
 
 _I64, _F32 = numba.types.int64, numba.types.float32
@@ -47,8 +47,7 @@ def silu_mul_row(source: Any, scale: np.float32, target: Any, width: int) -> Non
     for at in range(0, whole, LANES):
         gate = simd.multiply(simd.load(source, at), scales)
         up = simd.multiply(simd.load(source, width + at), scales)
-        silu = simd.divide(gate, simd.add(simd.splat(_ONE), exp_lanes(simd.subtract(simd.splat(_ZERO), gate))))
-        simd.store(target, at, simd.multiply(silu, up))
+        simd.store(target, at, silu_mul_lanes(gate, up))
     for i in range(whole, width):
         gate_value = source[i] * scale
         target[i] = gate_value / (_ONE + exp_fp32(-gate_value)) * (source[width + i] * scale)

@@ -14,7 +14,7 @@ from kernels.batch import KVLayerView
 from kernels.cpu import step_fields as f
 from kernels.cpu.attention_entry import first_bad_sequence
 from kernels.cpu.attention_kernel import ATTEND, JOIN
-from kernels.cpu.int8_matmul import CHOSEN_KERNEL
+from kernels.cpu.int8_matmul import CHOSEN_GATED_KERNEL, CHOSEN_KERNEL
 from kernels.cpu.int8_pack import PANEL_OUTPUTS, PanelMemory, pack_weight
 from kernels.cpu.kv_write import first_bad_slot
 from kernels.cpu.layer_fields import layer_fields
@@ -105,7 +105,8 @@ class CompiledStep:
             self._intermediate, model.hadamard_block, model.head_block, _fp32_bits(model.eps),
             _fp32_bits(model.head_dim**-0.5),
             model.embedding.data_ptr(), model.cos.data_ptr(), model.sin.data_ptr(), self._layers.ctypes.data,
-            self._head.ctypes.data, CHOSEN_KERNEL, ATTEND, JOIN,
+            self._head.ctypes.data, CHOSEN_KERNEL,
+            0 if self._intermediate % PANEL_OUTPUTS else CHOSEN_GATED_KERNEL, ATTEND, JOIN,
         )  # fmt: skip
         return fields
 

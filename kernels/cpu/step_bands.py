@@ -64,10 +64,25 @@ def _before_attention(step: Any, layer: int, band: _Band) -> None:
 
 @compiled
 def _gate(step: Any, layer: int, band: _Band) -> None:
+    if step[f.GATED_KERNEL]:
+        _gate_in_product(step, layer, band)
+        return
     _multiply(step, layer, f.GATE_AND_UP, band, step[f.HIDDEN], band.wide, 0)
     for row in range(band.end - band.begin):
         gate_up = work.float_row(band.wide, row, 2 * step[f.INTERMEDIATE])
         work.gate_and_quantize_row(step, gate_up, band.rows, row)
+
+
+@compiled
+def _gate_in_product(step: Any, layer: int, band: _Band) -> None:
+    width, num_rows = step[f.INTERMEDIATE], band.end - band.begin
+    # Rows that lie apart by many times a power of two would share few lines of the first cache.
+    stride = width + PANEL_OUTPUTS
+    columns = f.at(step, f.LAYERS, layer * f.LAYER_COLUMNS + f.GATE_AND_UP)
+    product = work.product_of(columns, band.rows, num_rows, step[f.HIDDEN], band.wide, stride, 0)
+    multiply_panels(step[f.GATED_KERNEL], product, 0, width // PANEL_OUTPUTS)
+    for row in range(num_rows):
+        work.mix_and_quantize_row(step, work.float_row(band.wide, row, stride), band.rows, row)
 
 
 @compiled

@@ -24,6 +24,7 @@ ALIGNMENT = 64
     LAYERS,  # [num_layers, LAYER_COLUMNS] int64
     HEAD,  # PRODUCT_COLUMNS int64
     PRODUCT_KERNEL,  # for `multiply_panels`
+    GATED_KERNEL,  # the same, for gated products of whole panels; 0: there is none
     ATTEND, JOIN,  # of `attention_kernel`
     KV,  # int64, as `Layer`: the first layer's
     # the batch: T tokens, R rows of logits
@@ -50,7 +51,7 @@ ALIGNMENT = 64
     BAND_BYTES,
     BAND_ROW_BYTES,  # of a quantized row
     NUM_FIELDS,
-) = range(46)  # fmt: skip
+) = range(47)  # fmt: skip
 
 # columns of a product; see `int8_matmul`
 VALUES, CORRECTIONS, SCALES, BIAS, NUM_OUTPUTS, PADDED_DEPTH, PRODUCT_COLUMNS = range(7)

@@ -213,7 +213,13 @@ def gate_and_quantize(task: int, step: Any) -> None:
 @compiled
 def gate_and_quantize_row(step: Any, gate_up: Any, rows: QuantizedRows, row: int) -> None:
     """Destroys `gate_up` [2 * intermediate]."""
+    silu_mul_row(gate_up, _ONE, gate_up, step[f.INTERMEDIATE])
+    mix_and_quantize_row(step, gate_up, rows, row)
+
+
+@compiled
+def mix_and_quantize_row(step: Any, gated: Any, rows: QuantizedRows, row: int) -> None:
+    """The Hadamard transform of `gated` [intermediate], which it destroys, is quantized."""
     width, block = step[f.INTERMEDIATE], step[f.HADAMARD_BLOCK]
-    silu_mul_row(gate_up, _ONE, gate_up, width)
-    hadamard_in_place(gate_up, width, block)
-    quantize(gate_up, width, np.float32(1.0 / np.sqrt(np.float64(block))), rows, row)
+    hadamard_in_place(gated, width, block)
+    quantize(gated, width, np.float32(1.0 / np.sqrt(np.float64(block))), rows, row)

@@ -15,6 +15,7 @@ OPS = select(torch.device("cpu"), "cpu")
 with compiled_code_kept_in(cache_dir()):
     from kernels.cpu import int8_matmul
     from kernels.cpu.int8_ops import int8_product
+    from kernels.cpu.int8_product import Product
     from kernels.cpu.pool import HelperPool
 
 Multiply = Callable[..., torch.Tensor]
@@ -100,7 +101,7 @@ def test_sums_beyond_what_fp32_counts_exactly(multiply: Multiply, row: int, chan
 
 
 def test_row_scales_bias_and_residual_in_this_order(multiply: Multiply) -> None:
-    for num_rows in (1, 5, 20):
+    for num_rows in (1, 5, 20, 60):
         rows, values, scales = make_case(70, 100, num_rows)
         generator = torch.Generator().manual_seed(num_rows)
         row_scales, bias = torch.rand(num_rows, generator=generator), 1e4 * torch.randn(70, generator=generator)
@@ -113,6 +114,29 @@ def test_row_scales_bias_and_residual_in_this_order(multiply: Multiply) -> None:
         with_all = residual.numpy() + (scaled + bias.numpy())
         assert same_bits(multiply(rows, weight, row_scales, bias, residual), with_all)
         assert residual.equal(before)
+
+
+@pytest.mark.skipif(int8_matmul.CHOSEN_GATED_KERNEL == 0, reason="no kernel for gated products here")
+@pytest.mark.parametrize(("width", "depth"), [(16, 64), (80, 128), (304, 576)])
+def test_a_gated_product_has_the_bits_of_product_and_gate(width: int, depth: int) -> None:
+    for num_rows in (16, 17, 32, 47, 100):
+        rows, values, scales = make_case(2 * width, depth, num_rows)
+        weight = pack_weight(values, scales / 1e4)
+        row_scales, bias = torch.rand(num_rows), torch.randn(2 * width)
+        expected = OPS.silu_mul(int8_product(lambda job, _: job(), rows, weight, row_scales, bias))
+        output = torch.zeros(num_rows, width + 8)
+        product = Product(
+            rows.data_ptr(), depth, row_scales.data_ptr(), num_rows, weight.values.data_ptr(),
+            weight.corrections.data_ptr(), weight.scales.data_ptr(), 2 * width, depth, bias.data_ptr(),
+            output.data_ptr(), output.stride(0), 0,
+        )  # fmt: skip
+        for task_panels in (1, 3, width // 16):
+            counter = np.zeros(1, np.int64)
+            kernel = int8_matmul.CHOSEN_GATED_KERNEL
+            int8_matmul.run_product_tasks(kernel, tuple(product), width // 16, task_panels, counter)
+            assert torch.equal(output[:, :width], expected), (num_rows, task_panels)
+            assert output[:, width:].count_nonzero() == 0
+            output[:, :width] = 0
 
 
 def test_a_row_that_is_not_a_number_stays_alone(multiply: Multiply) -> None:
