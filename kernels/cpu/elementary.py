@@ -54,6 +54,21 @@ def exp_fp32(x: np.float32) -> np.float32:
 
 
 @compiled
+def quotient_lanes(x: Any, divisor: Any, reciprocal: Any) -> Any:
+    """x / divisor of lanes, rounded once as a division is, in a third of its time.
+
+    `reciprocal` is 1 / divisor, rounded once. The first quotient is within two units in the last place, the second
+    within one, and from there one more step gives the nearest (Markstein's theorem), for remainders are exact.
+    Precondition: divisor within 2^-100 .. 2^122, |x / divisor| < 2^8. Quotients below 2^-2 may be off in their last
+    place, and are what rounds to no other integer than 0.
+    """
+    quotient = simd.multiply(x, reciprocal)
+    negative = simd.subtract(simd.splat(np.float32(0.0)), divisor)
+    quotient = simd.fma(simd.fma(negative, quotient, x), reciprocal, quotient)
+    return simd.fma(simd.fma(negative, quotient, x), reciprocal, quotient)
+
+
+@compiled
 def silu_mul_lanes(gate: Any, other: Any) -> Any:
     """silu(gate) * other of lanes, each operation rounded."""
     below = simd.add(simd.splat(_ONE), exp_lanes(simd.subtract(simd.splat(np.float32(0.0)), gate)))

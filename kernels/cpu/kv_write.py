@@ -8,12 +8,20 @@ import numpy as np
 from kernels.contract import QUANT_MAX, SCALE_FLOOR
 from kernels.cpu import simd
 from kernels.cpu.compiling import compiled, entry_point
-from kernels.cpu.elementary import INFINITY_BITS, fp16_to_fp32, fp32_to_fp16, largest_magnitude_bits
+from kernels.cpu.elementary import (
+    INFINITY_BITS,
+    fp16_to_fp32,
+    fp32_to_fp16,
+    largest_magnitude_bits,
+    quotient_lanes,
+)
 from kernels.cpu.problem import LAYER_FIELDS, Layer
 from kernels.cpu.rows import next_rows
+from kernels.cpu.simd import LANES
 
 _I64, _TENSOR = numba.types.int64, numba.types.float32[:, :, ::1]
 
+_ONE = np.float32(1.0)
 _QUANT_MAX = np.float32(QUANT_MAX)
 _SCALE_FLOOR = np.float32(SCALE_FLOOR)
 _SCALE_END = np.float32(65520.0)  # from here on fp16 rounds to infinity
@@ -41,7 +49,14 @@ def _quantize(values: Any, source: int, size: int, target: Any, at: int, scales:
         return np.int32(1)
     scale_bits = fp32_to_fp16(scale)
     divisor = fp16_to_fp32(scale_bits)
-    for i in range(size):
+    lowest, highest = simd.splat(_ROUNDER - _QUANT_MAX), simd.splat(_ROUNDER + _QUANT_MAX)
+    divisors, reciprocals = simd.splat(divisor), simd.splat(_ONE / divisor)
+    whole = size // LANES * LANES
+    for i in range(0, whole, LANES):
+        quotients = quotient_lanes(simd.load(values, source + i), divisors, reciprocals)
+        shifted = simd.add(quotients, simd.splat(_ROUNDER))
+        simd.store_low_bytes(target, at + i, simd.smaller(simd.larger(shifted, lowest), highest), 0)
+    for i in range(whole, size):
         rounded = (values[source + i] / divisor + _ROUNDER) - _ROUNDER
         target[at + i] = np.int8(min(max(rounded, -_QUANT_MAX), _QUANT_MAX))
     scales[scale_at] = scale_bits

@@ -11,7 +11,7 @@ import numpy as np
 from kernels.contract import QUANT_MAX
 from kernels.cpu import simd
 from kernels.cpu.compiling import compiled, entry_point
-from kernels.cpu.elementary import INFINITY_BITS, largest_magnitude_bits
+from kernels.cpu.elementary import INFINITY_BITS, largest_magnitude_bits, quotient_lanes
 from kernels.cpu.hadamard import hadamard_in_place
 from kernels.cpu.rows import next_rows, silu_mul_row, sum_squares
 from kernels.cpu.simd import LANES
@@ -39,7 +39,12 @@ def quantize_row(values: Any, size: int, target: Any) -> np.float32:
             target[i] = np.uint8(_ZERO_POINT)
         return _NAN
     scale = max(np.int32(largest).view(np.float32) / _QUANT_MAX, _SCALE_FLOOR)
-    for i in range(size):
+    divisor, reciprocal, rounder = simd.splat(scale), simd.splat(_ONE / scale), simd.splat(_ROUNDER)
+    whole = size // LANES * LANES
+    for at in range(0, whole, LANES):
+        shifted = simd.add(quotient_lanes(simd.load(values, at), divisor, reciprocal), rounder)
+        simd.store_low_bytes(target, at, shifted, ZERO_POINT)
+    for i in range(whole, size):
         rounded = np.float32(values[i] / scale + _ROUNDER).view(np.int32) - _ROUNDER_BITS
         target[i] = np.uint8(rounded + _ZERO_POINT)
     return scale

@@ -165,6 +165,21 @@ def largest_lanes(typing: Any, pointer: Any, at: Any) -> Any:
 
 
 @intrinsic
+def store_low_bytes(typing: Any, pointer: Any, at: Any, value: Any, flipped: Any) -> Any:
+    """The lowest byte of each lane's bits, exclusive or `flipped`, to an 8-bit pointer."""
+
+    def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        pointer, at, value, flipped = args
+        bytes_type = ir.VectorType(I8, LANES)
+        bits = builder.xor(builder.bitcast(value, WORDS), splatted_words(builder, builder.trunc(flipped, I32)))
+        target = builder.bitcast(builder.gep(pointer, [at]), bytes_type.as_pointer())
+        builder.store(builder.trunc(bits, bytes_type), target, align=1)
+        return context.get_dummy_value()
+
+    return types.void(pointer, types.int64, lanes, types.int64), emit
+
+
+@intrinsic
 def magnitude(typing: Any, value: Any) -> Any:
     def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return builder.bitcast(builder.and_(builder.bitcast(args[0], WORDS), words(0x7FFFFFFF)), VECTOR)

@@ -48,6 +48,23 @@ def assert_near(actual: QuantizedRows, expected: QuantizedRows) -> None:
     assert int(differences.sum()) <= 1 + differences.numel() // 10_000
 
 
+def test_on_the_edge_between_two_integers(compiled: RowQuantizer, plain: RowQuantizer) -> None:
+    """Halves of a scale and their neighbours, for many scales, from the smallest to the largest."""
+    generator = torch.Generator().manual_seed(0)
+    scales = torch.ldexp(
+        1 + torch.rand(500, 1, generator=generator), torch.randint(-101, 119, (500, 1), generator=generator)
+    )
+    edges = torch.arange(-126.5, 127) * scales
+    rows = [127 * scales]
+    for direction in (-torch.inf, torch.inf):
+        near = edges
+        for _ in range(3):
+            rows.append(near)
+            near = torch.nextafter(near, torch.tensor(direction))
+    x = torch.cat(rows, dim=1)
+    assert_equal(compiled.quantize_rows(x), plain.quantize_rows(x))
+
+
 @pytest.mark.parametrize("shape", SHAPES)
 class TestAgainstPlain:
     def test_quantize(self, compiled: RowQuantizer, plain: RowQuantizer, shape: tuple[int, int]) -> None:
