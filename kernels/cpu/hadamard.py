@@ -17,9 +17,10 @@ def _transform(num_vectors: int) -> Any:
     """An intrinsic: the transform of 16 * `num_vectors` neighbours, all in registers."""
 
     @intrinsic
-    def transform(typing: Any, values: Any, at: Any) -> Any:
+    def transform(typing: Any, values: Any, first: Any) -> Any:
         def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            places = [simd.lanes_at(builder, *args, LANES * n) for n in range(num_vectors)]
+            pointer, at = args
+            places = [simd.lanes_at(builder, pointer, at, LANES * n) for n in range(num_vectors)]
             vectors = [_transformed_lanes(builder, builder.load(place, align=4)) for place in places]
             distance = 1
             while distance < num_vectors:

@@ -25,7 +25,7 @@ from kernels.cpu.team import COUNTERS_PER_PHASE
 from kernels.step import StepBatch, StepLayer, StepModel, StepProduct
 
 _WHOLE_PHASES = 3
-_LEAST_BAND_ROWS = 32
+_LEAST_BAND_ROWS = 64  # for each thread; with fewer, reading all weights takes longer than bands save
 _MOST_BAND_ROWS = 128  # what a thread holds between products then fits its second cache
 
 
@@ -156,7 +156,7 @@ class CompiledStep:
         model, num_threads = self._model, int(fields[f.NUM_THREADS])
         hidden, heads = model.embedding.shape[1], model.num_heads * model.head_dim
         all_heads = heads + 2 * model.num_kv_heads * model.head_dim
-        quantized = _aligned(max(hidden, heads, self._intermediate))
+        quantized = _aligned(max(hidden, heads, self._intermediate)) + f.ALIGNMENT
         num_bands = _num_bands(num_tokens, num_threads)
         num_rows = max(0 if num_bands else num_tokens, logits.shape[0])
         sizes = {
