@@ -6,7 +6,7 @@ import torch
 
 from kernels.batch import AttentionBatch, KVLayerView
 
-INT8_ATTENTION = "bytes1"
+INT8_ATTENTION = "bytes4"
 """Names the arithmetic of the CPU backend's attention over INT8 KV: the values of K and V depend on it."""
 QUANT_MAX = 127
 SCALE_FLOOR = 2.0**-14

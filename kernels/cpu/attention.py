@@ -13,9 +13,9 @@ from kernels.cpu import simd
 from kernels.cpu.amx import configure_tiles, release_tiles
 from kernels.cpu.byte_amx import TILED_ROWS
 from kernels.cpu.byte_attention import attend_byte_partition, quantize_query
-from kernels.cpu.byte_tiles import write_columns
+from kernels.cpu.byte_folding import fold_bytes, invert_masses, write_row
 from kernels.cpu.compiling import inlined
-from kernels.cpu.elementary import exp2_fp32, exp_fp32
+from kernels.cpu.elementary import exp_fp32
 from kernels.cpu.float_attention import attend_float_partition, scale_query
 from kernels.cpu.plan import (
     END_PARTITION,
@@ -121,6 +121,9 @@ def _reset_total(scratch: Scratch, rows: int) -> None:
 def _fold(problem: Problem, scratch: Scratch, rows: int, part: Any, part_row: int) -> None:
     """Joins one partition's rows (peak, mass, output from `part_row` on) with the totals; a row that saw nothing in
     it stays as it was."""
+    if problem.layer.k_scale != 0:
+        fold_bytes(scratch, rows, part, part_row)
+        return
     width = scratch.width
     for row in range(rows):
         part_peak = part[0][part_row + row]
@@ -128,10 +131,7 @@ def _fold(problem: Problem, scratch: Scratch, rows: int, part: Any, part_row: in
         if part_mass == _ZERO:
             continue
         peak = max(scratch.total_peak[row], part_peak)
-        if problem.layer.k_scale == 0:
-            old_factor, new_factor = exp_fp32(scratch.total_peak[row] - peak), exp_fp32(part_peak - peak)
-        else:
-            old_factor, new_factor = exp2_fp32(scratch.total_peak[row] - peak), exp2_fp32(part_peak - peak)
+        old_factor, new_factor = exp_fp32(scratch.total_peak[row] - peak), exp_fp32(part_peak - peak)
         scratch.total_peak[row] = peak
         scratch.total_mass[row] = simd.fma(scratch.total_mass[row], old_factor, part_mass * new_factor)
         olds, news = simd.splat(old_factor), simd.splat(new_factor)
@@ -154,16 +154,15 @@ def _store_slot(scratch: Scratch, rows: int, slots: Any, slot_row: int) -> None:
 @inlined
 def _write_output(problem: Problem, unit: Any, scratch: Scratch) -> None:
     output, head_dim, width = simd.floats(problem.output), problem.layer.head_dim, scratch.width
+    is_quantized = problem.layer.k_scale != 0
+    if is_quantized:
+        invert_masses(scratch, unit[NUM_QUERIES] * problem.group_size)
     for i in range(unit[NUM_QUERIES]):
         for g in range(problem.group_size):
-            target, source = _row_offset(problem, unit, i) + g * head_dim, (i * problem.group_size + g) * width
-            mass = simd.splat(scratch.total_mass[i * problem.group_size + g])
-            for at in range(source, source + width, LANES):
+            target, row = _row_offset(problem, unit, i) + g * head_dim, i * problem.group_size + g
+            if is_quantized:
+                write_row(scratch, row, output, target, head_dim)
+                continue
+            for d in range(head_dim):
                 # + 0: a masked position's exact zero may have turned a -0 into +0, or not
-                value = simd.add(simd.divide(simd.load(scratch.total_output, at), mass), simd.splat(_ZERO))
-                simd.store(scratch.total_output, at, value)
-            if problem.layer.k_scale == 0:
-                for d in range(head_dim):
-                    output[target + d] = scratch.total_output[source + d]
-            else:
-                write_columns(scratch.total_output, source, output, target, head_dim)
+                output[target + d] = scratch.total_output[row * width + d] / scratch.total_mass[row] + _ZERO

@@ -43,34 +43,30 @@ def _emit_granted(builder: Any) -> Any:
     return builder.trunc(builder.lshr(builder.load(granted), index(_TILE_DATA)), ir.IntType(1))
 
 
-def _tile_block(*, is_b_unsigned: bool) -> Any:
-    """An intrinsic for 16 rows and 4 vectors: y[r, n] = sum over k of a[r, k] * b[k, n], mod 2^32; where b is unsigned,
-    + start[r * 16 + n % 16].
+def _tile_block(*, is_a_unsigned: bool) -> Any:
+    """An intrinsic for 16 rows and 4 vectors: y[r, n] = sum over k of a[r, k] * b[k, n], mod 2^32; b is signed.
 
-    Pointers, first elements and strides of y, a and b as in `byte_tile`; start (int32) with its first element; b_stride
-    and steps are multiples of 64 and of 16. Precondition: tiles are configured, all with 16 rows.
+    Pointers, first elements and strides of y, a and b as in `byte_tile`; b_stride and steps are multiples of 64 and of
+    16. Precondition: tiles are configured, all with 16 rows.
     """
 
     @intrinsic
     def block(
-        typing: Any, y: Any, y_at: Any, y_stride: Any, start: Any, start_at: Any, a: Any, a_at: Any, a_stride: Any,
-        b: Any, b_at: Any, b_stride: Any, steps: Any,
+        typing: Any, y: Any, y_at: Any, y_stride: Any, a: Any, a_at: Any, a_stride: Any, b: Any, b_at: Any,
+        b_stride: Any, steps: Any,
     ) -> Any:  # fmt: skip
         i = types.int64
-        signature = types.void(y, i, i, start, i, a, i, i, b, i, i, i)
-        return signature, lambda context, builder, signature, args: _emit(context, builder, args, is_b_unsigned)
+        signature = types.void(y, i, i, a, i, i, b, i, i, i)
+        return signature, lambda context, builder, signature, args: _emit(context, builder, args, is_a_unsigned)
 
     return block
 
 
-def _emit(context: Any, builder: Any, args: Any, is_b_unsigned: bool) -> Any:
-    y, y_at, y_stride, start, start_at, a, a_at, a_stride, b, b_at, b_stride, steps = args
+def _emit(context: Any, builder: Any, args: Any, is_a_unsigned: bool) -> Any:
+    y, y_at, y_stride, a, a_at, a_stride, b, b_at, b_stride, steps = args
     for c in range(TILED_COLUMNS):
-        if is_b_unsigned:
-            amx.load(builder, c, _bytes_at(builder, start, start_at), index(4 * LANES))
-        else:
-            amx.zero(builder, c)
-    multiply = "tdpbsud" if is_b_unsigned else "tdpbusd"
+        amx.zero(builder, c)
+    multiply = "tdpbusd" if is_a_unsigned else "tdpbssd"
     with cgutils.for_range(builder, builder.udiv(steps, index(_STEPS))) as loop:
         depth = builder.add(a_at, builder.mul(loop.index, index(amx.TILE_BYTES)))
         amx.load(builder, _A, builder.gep(a, [depth]), a_stride)
@@ -89,16 +85,14 @@ def _bytes_at(builder: Any, pointer: Any, at: Any) -> Any:
     return builder.bitcast(builder.gep(pointer, [at]), I8.as_pointer())
 
 
-_key_block = _tile_block(is_b_unsigned=True)
-_value_block = _tile_block(is_b_unsigned=False)
+_key_block = _tile_block(is_a_unsigned=False)
+_value_block = _tile_block(is_a_unsigned=True)
 
 
 @compiled
-def tiled_key_product(
-    y: Any, y_at: int, y_stride: int, start: Any, start_at: int, a: Any, a_at: int, a_stride: int, b: Any, steps: int
-) -> None:
-    """As `key_product`, for sixteen rows, each with sixteen equal starts; steps a multiple of 16."""
-    _key_block(y, y_at, y_stride, start, start_at, a, a_at, a_stride, b, 0, 4 * LANES * TILED_COLUMNS, steps)
+def tiled_key_product(y: Any, y_at: int, y_stride: int, a: Any, a_at: int, a_stride: int, b: Any, steps: int) -> None:
+    """As `key_product` without starts, for sixteen rows; steps a multiple of 16."""
+    _key_block(y, y_at, y_stride, a, a_at, a_stride, b, 0, 4 * LANES * TILED_COLUMNS, steps)
 
 
 @compiled
@@ -108,6 +102,4 @@ def tiled_value_product(
     """As `value_product`, for sixteen rows and at least four columns; the last four may overlap those before."""
     for c in range(0, columns, TILED_COLUMNS):
         first = min(c, columns - TILED_COLUMNS)
-        at, b_at = y_at + first * LANES, 4 * LANES * first
-        # nothing reads a start here
-        _value_block(y, at, y_stride, y, 0, a, a_at, a_stride, b, b_at, b_stride, steps)
+        _value_block(y, y_at + first * LANES, y_stride, a, a_at, a_stride, b, 4 * LANES * first, b_stride, steps)

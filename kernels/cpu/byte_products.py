@@ -13,13 +13,14 @@ from numba.core import cgutils
 
 from kernels.cpu.compiling import compiled, intrinsic
 from kernels.cpu.features import has_feature
-from kernels.cpu.simd import I8, I32, I64, LANES, WORDS, index, splatted_words, words_at
+from kernels.cpu.simd import I8, I32, I64, LANES, WORDS, index, splatted_words, words, words_at
 
 BYTE_ROWS = 6  # 6 x 4 sums, 4 vectors of `b` and a factor fill AVX-512's registers
 _MAX_COLUMNS = 4
 _BYTES = ir.VectorType(I8, 4 * LANES)
 _HALVES = ir.VectorType(ir.IntType(16), 2 * LANES)
 _WIDE_HALVES = ir.VectorType(I32, 2 * LANES)
+_SIGN_BITS = 0x80808080
 _LLVM_WITH_TYPED_BYTES = 22  # since then the intrinsic takes bytes as bytes
 
 HAS_VNNI = has_feature("avx512vnni")
@@ -55,13 +56,14 @@ def add_fours_generically(builder: Any, sums: Any, unsigned: Any, signed: Any) -
 ADD_FOURS = add_fours_by_instruction if HAS_VNNI else add_fours_generically
 
 
-def byte_tile(rows: int, columns: int, *, is_b_unsigned: bool, add_fours: _AddFours = ADD_FOURS) -> Any:
+def byte_tile(rows: int, columns: int, *, is_b_raised: bool, add_fours: _AddFours = ADD_FOURS) -> Any:
     """An intrinsic of `rows` rows and `columns` vectors; for each row r and lane n, mod 2^32:
-    y[r * y_stride + n] = start[r * start_stride] + sum over k of a[r, k] * b[k, n].
+    y[r * y_stride + n] = start[r * start_stride] + sum over k of a[r, k] * b[k, n], b signed.
 
     Pointers, first elements and strides of y (int32), start (int32), a and b (bytes), and steps >= 1 of four k each.
     a[r, 4 * step : + 4] is a[a_at + r * a_stride + 4 * step : + 4]; b[4 * step : + 4, n] is
-    b[b_at + step * b_stride + 4 * n : + 4]. One of a and b is unsigned, the other signed.
+    b[b_at + step * b_stride + 4 * n : + 4]. `is_b_raised`: a is signed, and b counts as 128 more than it is, since the
+    CPU multiplies signed by unsigned bytes only; otherwise a is unsigned.
     """
 
     @intrinsic
@@ -70,7 +72,10 @@ def byte_tile(rows: int, columns: int, *, is_b_unsigned: bool, add_fours: _AddFo
         a_stride: Any, b: Any, b_at: Any, b_stride: Any, steps: Any,
     ) -> Any:  # fmt: skip
         def dot(builder: Any, sums: Any, factor: Any, b_lanes: Any) -> Any:
-            return add_fours(builder, sums, *((b_lanes, factor) if is_b_unsigned else (factor, b_lanes)))
+            if not is_b_raised:
+                return add_fours(builder, sums, factor, b_lanes)
+            raised = builder.xor(builder.bitcast(b_lanes, WORDS), words(_SIGN_BITS))
+            return add_fours(builder, sums, raised, factor)
 
         i = types.int64
         signature = types.void(y, i, i, start, i, i, a, i, i, b, i, i, i)
@@ -118,11 +123,11 @@ def _splatted_four(builder: Any, pointer: Any, at: Any) -> Any:
     return splatted_words(builder, four)
 
 
-_key_tiles = [byte_tile(rows, _MAX_COLUMNS, is_b_unsigned=True) for rows in (1, 2, 3, BYTE_ROWS)]
+_key_tiles = [byte_tile(rows, _MAX_COLUMNS, is_b_raised=True) for rows in (1, 2, 3, BYTE_ROWS)]
 _key_tile_1, _key_tile_2, _key_tile_3, _key_tile_6 = _key_tiles
-_value_tiles = [byte_tile(rows, _MAX_COLUMNS, is_b_unsigned=False) for rows in (1, 2, 3, BYTE_ROWS)]
+_value_tiles = [byte_tile(rows, _MAX_COLUMNS, is_b_raised=False) for rows in (1, 2, 3, BYTE_ROWS)]
 _value_tile_1, _value_tile_2, _value_tile_3, _value_tile_6 = _value_tiles
-_value_tile_1x1 = byte_tile(1, 1, is_b_unsigned=False)
+_value_tile_1x1 = byte_tile(1, 1, is_b_raised=False)
 
 
 @compiled
@@ -136,7 +141,7 @@ def key_product(
     rows: int, y: Any, y_at: int, y_stride: int, start: Any, start_at: int, start_stride: int, a: Any, a_at: int,
     a_stride: int, b: Any, steps: int,
 ) -> None:  # fmt: skip
-    """y[rows, 64] = start + a @ b: a signed [rows, 4 * steps]; b unsigned [steps, 64, 4]."""
+    """y[rows, 64] = start + a @ (b + 128): a signed [rows, 4 * steps]; b signed [steps, 64, 4]."""
     stride, r = 4 * LANES * _MAX_COLUMNS, 0
     while r < rows:
         count = rows_at_once(rows - r)

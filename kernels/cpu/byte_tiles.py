@@ -1,13 +1,9 @@
 """Reads INT8 blocks into a worker's scratch, as words of four bytes that one step of a dot product takes.
 
-Keys: of one position, four dimensions, made unsigned by adding 128. Values: of one dimension, four positions, in the
+Keys: of one position, four dimensions. Values: of one dimension, four positions, in the
 order in which weights are packed. Scales stay apart. Nothing past the wanted positions reaches a result: their scores
 are masked, and their weights are zeros.
 """
-
-from typing import Any
-
-import numpy as np
 
 from kernels.cpu import simd
 from kernels.cpu.compiling import compiled, inlined
@@ -18,7 +14,6 @@ from kernels.cpu.problem import Layer, Problem, Scratch
 from kernels.cpu.simd import LANES
 
 WORD = 4  # bytes that are multiplied and summed at once
-_FLIP = np.uint8(0x80)
 _CACHE_LINE = 64
 
 
@@ -35,21 +30,8 @@ def column(dimension: int, head_dim: int) -> int:
 @compiled
 def value_row(position: int) -> int:
     """Where the words of a position's group of four lie: first the first groups of each sixteen positions, as
-    `interleaving.pack_bytes` leaves the weights."""
+    `weights.weigh_row` leaves the weights."""
     return position % LANES // WORD * (TILE // LANES) + position // LANES
-
-
-@inlined
-def write_columns(source: Any, source_at: int, target: Any, target_at: int, head_dim: int) -> None:
-    """A row of outputs, from columns to dimensions."""
-    whole = head_dim // WIDE * WIDE
-    for d in range(0, whole, WIDE):
-        for i in range(4):
-            for j in range(4):
-                for e in range(4):
-                    target[target_at + d + 16 * i + 4 * j + e] = source[source_at + d + 16 * j + 4 * i + e]
-    for d in range(whole, head_dim):
-        target[target_at + d] = source[source_at + d]
 
 
 @compiled
@@ -116,7 +98,7 @@ def _shuffle_values(layer: Layer, at: int, done: int, run: int, scratch: Scratch
 def _place(layer: Layer, source: int, position: int, dimension: int, scratch: Scratch) -> None:
     """One dimension of one position of a tile."""
     key_at = dimension // WORD * TILE * WORD + position * WORD + dimension % WORD
-    scratch.key_words[key_at] = simd.bytes_unsigned(layer.k)[source] ^ _FLIP
+    scratch.key_words[key_at] = simd.bytes_signed(layer.k)[source]
     value_at = value_row(position) * scratch.width * WORD + column(dimension, layer.head_dim) * WORD + position % WORD
     scratch.value_words[value_at] = simd.bytes_signed(layer.v)[source]
 

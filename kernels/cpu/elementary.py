@@ -19,12 +19,11 @@ _EXP_MAX = np.float32(88.0)
 _C2, _C3, _C4 = np.float32(0.5), np.float32(0.16666576266288757), np.float32(0.04166655242443085)
 _C5, _C6 = np.float32(0.00836323294788599), np.float32(0.0013926250394433737)
 _ONE = np.float32(1.0)
-_EXP2_MIN = np.float32(-100.0)  # so that a weight times a scale is no subnormal, which would be slow
-# (2^r - 1) / r on |r| <= 1/2, interpolated at Chebyshev nodes: relative error of 2^x 3e-7, and 2^0 is 1
+_HALF, _ROOT_HALF = np.float32(0.5), np.float32(0.5**0.5)
+# (2^r - 1) / r on |r| <= 1/2, interpolated at Chebyshev nodes: relative error of 2^x 3e-7
 _B1, _B2, _B3 = np.float32(0.6931471824645996), np.float32(0.2402234971523285), np.float32(0.055503811687231064)
 _B4, _B5 = np.float32(0.00966636836528778), np.float32(0.0013381302123889327)
-# the same within 1.1e-4, of least greatest relative error: for weights of 8 bits
-_W1, _W2, _W3 = np.float32(0.693282961845398), np.float32(0.24221105873584747), np.float32(0.05500897020101547)
+_POWER_MIN = np.float32(-100.0)  # so that a weight times a power is no subnormal, which would be slow
 
 INFINITY_BITS = np.int32(0x7F800000)
 _MAGNITUDE = np.int32(0x7FFFFFFF)
@@ -76,34 +75,24 @@ def silu_mul_lanes(gate: Any, other: Any) -> Any:
 
 
 @compiled
-def exp2_lanes(x: Any) -> Any:
-    """2^x of lanes, x <= 0, within 5 units in the last place; 2^-100 from there down; for NaN, NaN or anything."""
-    x = simd.larger(simd.splat(_EXP2_MIN), x)
-    shifted = simd.add(x, simd.splat(_ROUNDER))
-    r = simd.subtract(x, simd.subtract(shifted, simd.splat(_ROUNDER)))
+def power_lanes(x: Any) -> Any:
+    """2^x of lanes, x at most 127, within 5 units in the last place; where the integer above x is below -100, as if it
+    were -100; for NaN, NaN or anything. 2^(x + n) is 2^x times 2^n, bit for bit, for integers n: what x is to the
+    integer above it goes through the same operations."""
+    above = simd.round_up(x)
+    r = simd.add(simd.subtract(x, above), simd.splat(_HALF))
     p = simd.fma(simd.splat(_B5), r, simd.splat(_B4))
     p = simd.fma(p, r, simd.splat(_B3))
     p = simd.fma(p, r, simd.splat(_B2))
     p = simd.fma(p, r, simd.splat(_B1))
     p = simd.fma(p, r, simd.splat(_ONE))
-    return simd.times_power_of_two(p, shifted)
+    return simd.multiply(simd.multiply(p, simd.splat(_ROOT_HALF)), integer_power_lanes(above))
 
 
 @compiled
-def weight_lanes(r: Any, shifted: Any, lowest: Any) -> Any:
-    """2^(r + n) of lanes within 1.1e-4, |r| <= 1/2; n, at most 0, is in the low bits of `shifted`, n + 1.5 * 2^23.
-
-    0 where `shifted` is less than `lowest`, and for NaN. Precondition: `lowest` stands for -125 or more.
-    """
-    p = simd.fma(simd.splat(_W3), r, simd.splat(_W2))
-    p = simd.fma(p, r, simd.splat(_W1))
-    p = simd.fma(p, r, simd.splat(_ONE))
-    return masks.keep_where_reached(shifted, lowest, simd.times_power_of_two(p, shifted))
-
-
-@compiled
-def exp2_fp32(x: np.float32) -> np.float32:
-    return simd.largest_lane(exp2_lanes(simd.splat(x)))
+def integer_power_lanes(n: Any) -> Any:
+    """2^n of lanes with integers, at most 127; 2^-100 from there down; for NaN, anything."""
+    return simd.power_of_two(simd.add(simd.larger(simd.splat(_POWER_MIN), n), simd.splat(_ROUNDER)))
 
 
 @compiled

@@ -9,21 +9,20 @@ from llvmlite import ir
 from numba import types
 
 from kernels.cpu.compiling import intrinsic
-from kernels.cpu.simd import I8, I32, LANES, WORDS, index, words, words_at
+from kernels.cpu.simd import I8, I32, LANES, WORDS, index, lanes_at, words_at
 
 CHUNK = 16
 """Dimensions that are shuffled at once, at least: the bytes of a quarter of a vector."""
 WIDE = 64
 _QUARTER = ir.VectorType(I8, CHUNK)
-_SIGN_BITS = 0x80808080
 
 
 @intrinsic
 def interleave_keys(
     typing: Any, source: Any, source_at: Any, source_stride: Any, target: Any, target_at: Any, target_stride: Any
 ) -> Any:
-    """Sixteen positions of 16 int8 values -> four groups of 16 positions of 4 unsigned values, 128 higher:
-    target[g * target_stride + 4 * j + e] = source[j * source_stride + 4 * g + e] + 128.
+    """Sixteen positions of 16 int8 values -> four groups of 16 positions of 4 values:
+    target[g * target_stride + 4 * j + e] = source[j * source_stride + 4 * g + e].
     """
     i = types.int64
     return types.void(source, i, i, target, i, i), _emit_keys
@@ -37,12 +36,35 @@ def _emit_keys(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         rows.append(builder.load(builder.bitcast(builder.gep(source, [at]), _QUARTER.as_pointer()), align=1))
     # quarter l of vector i is position 4 l + i; a 4 x 4 transposition within the quarters makes it dimensions 4 g ..
     vectors = [_joined(builder, [rows[4 * quarter + i] for quarter in range(4)]) for i in range(4)]
-    flipped = ir.Constant(WORDS, [_SIGN_BITS] * LANES)
     for g, vector in enumerate(_transposed_quarters(builder, vectors, 4)):
         at = builder.add(target_at, builder.mul(target_stride, index(g)))
-        unsigned = builder.xor(builder.bitcast(vector, WORDS), flipped)
-        builder.store(unsigned, words_at(builder, target, at), align=1)
+        builder.store(builder.bitcast(vector, WORDS), words_at(builder, target, at), align=1)
     return context.get_dummy_value()
+
+
+@intrinsic
+def store_dimensions(typing: Any, a: Any, b: Any, c: Any, d: Any, target: Any, target_at: Any) -> Any:
+    """What `interleave_wide_values` does to dimensions, undone: 64 fp32 values, from an element on."""
+
+    def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        *vectors, target, at = args
+        low, high = ((0, 1), (2, 3))
+        halves = [_quarters(builder, vectors[n], vectors[n + 1], half) for half in (low, high) for n in (0, 2)]
+        for i in range(4):
+            first = i // 2 * 2
+            value = _quarters(builder, halves[first], halves[first + 1], (i % 2, i % 2 + 2))
+            builder.store(value, lanes_at(builder, target, at, LANES * i), align=4)
+        return context.get_dummy_value()
+
+    return types.void(a, b, c, d, target, types.int64), emit
+
+
+def _quarters(builder: Any, a: Any, b: Any, numbers: tuple[int, int]) -> Any:
+    """Two quarters of a vector of sixteen, and the same two of another."""
+    quarter = LANES // 4
+    begins = [first + quarter * n for first in (0, LANES) for n in numbers]
+    order = [begin + n for begin in begins for n in range(quarter)]
+    return builder.shuffle_vector(a, b, ir.Constant(WORDS, order))
 
 
 def _transposed_quarters(builder: Any, rows: list[Any], size: int) -> list[Any]:
@@ -97,31 +119,3 @@ def _value_intrinsic(num_dims: int) -> Any:
 
 interleave_wide_values = _value_intrinsic(WIDE)
 interleave_values = _value_intrinsic(CHUNK)
-
-
-@intrinsic
-def pack_bytes(typing: Any, a: Any, b: Any, c: Any, d: Any, target: Any, target_at: Any) -> Any:
-    """The lowest bytes of four vectors' lanes -> target[target_at : + 64]: four lanes of a, the same of b, of c and
-    of d; then the next four."""
-
-    def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        *vectors, target, target_at = args
-        low = [builder.and_(builder.bitcast(vector, WORDS), words(0xFF)) for vector in vectors]
-        bytes_ = [builder.bitcast(vector, ir.VectorType(I8, 4 * LANES)) for vector in low]
-        first, second = (_in_turn(builder, *bytes_[i : i + 2], step=4, run=4) for i in (0, 2))
-        packed = _in_turn(builder, first, second, step=1, run=8)
-        builder.store(packed, builder.bitcast(builder.gep(target, [target_at]), packed.type.as_pointer()), align=1)
-        return context.get_dummy_value()
-
-    i = types.int64
-    return types.void(a, b, c, d, target, i), emit
-
-
-def _in_turn(builder: Any, a: Any, b: Any, *, step: int, run: int) -> Any:
-    """Runs of `run` elements, each `step` after the one before, of a and b in turn."""
-    size: int = a.type.count
-    order: list[int] = []
-    for begin in range(0, size, step * run):
-        for first in (begin, size + begin):
-            order += range(first, first + step * run, step)
-    return builder.shuffle_vector(a, b, ir.Constant(ir.VectorType(I32, len(order)), order))

@@ -20,16 +20,19 @@ def zero_where_less(typing: Any, a: Any, b: Any, value: Any) -> Any:
 
 
 @intrinsic
-def keep_where_reached(typing: Any, a: Any, b: Any, value: Any) -> Any:
-    """`value` in lanes where a >= b, else 0; a NaN reaches nothing."""
+def choose_where_less(typing: Any, a: Any, b: Any, value: Any, other: Any) -> Any:
+    """`value` in lanes where a < b, else `other`."""
+    return lanes(lanes, lanes, lanes, lanes), lambda context, builder, signature, args: builder.select(
+        builder.fcmp_ordered("<", args[0], args[1]), args[2], args[3]
+    )
 
-    def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        # As integers, so that the CPU can do it in one instruction with the sum of integers that makes the value.
-        bits = builder.bitcast(args[2], WORDS)
-        kept = builder.select(builder.fcmp_ordered(">=", args[0], args[1]), bits, ir.Constant(WORDS, None))
-        return builder.bitcast(kept, VECTOR)
 
-    return lanes(lanes, lanes, lanes), emit
+@intrinsic
+def choose_where_zero(typing: Any, a: Any, value: Any, other: Any) -> Any:
+    """`value` in lanes where a is 0, else `other`."""
+    return lanes(lanes, lanes, lanes), lambda context, builder, signature, args: builder.select(
+        builder.fcmp_ordered("==", args[0], ir.Constant(VECTOR, None)), args[1], args[2]
+    )
 
 
 @intrinsic

@@ -14,7 +14,7 @@ TILE = 64
 """Context positions whose keys and values are widened at once. Part of the arithmetic, as PARTITION is."""
 PARTITION = 256
 """Context positions whose softmax is accumulated from a fresh start, at fixed absolute multiples."""
-_MAX_UNIT_ROWS = 96
+_MAX_UNIT_ROWS = 192
 _TASKS_PER_WORKER = 4
 
 # columns of a unit

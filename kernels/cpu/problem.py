@@ -12,6 +12,7 @@ from kernels.cpu.compiling import compiled
 from kernels.cpu.plan import TILE, unit_rows
 from kernels.cpu.products import MAX_ROWS
 from kernels.cpu.simd import LANES
+from kernels.cpu.weights import POWERS
 
 CHUNK_ROWS = 16
 """Query rows of an INT8 layer whose scores are held at once."""
@@ -86,7 +87,7 @@ class Scratch(NamedTuple):
 
     key_scales: Any  # [TILE]
     value_scales: Any  # [TILE]
-    scores: Any  # [chunk, TILE]; then the weights of the values
+    scores: Any  # [chunk, TILE]; then the weights of the values. Of an INT8 layer [2, chunk, TILE]
     peak: Any  # [rows]
     mass: Any  # [rows, LANES]
     output: Any  # [rows, width]
@@ -102,18 +103,22 @@ class Scratch(NamedTuple):
     has_tiles: bool  # AMX's
     depth: int  # head_dim rounded up to what an AMX tile holds of a row
     query_bytes: Any  # [rows, depth] int8
-    query_starts: Any  # [rows, LANES] int32
+    query_starts: Any  # [rows] int32
     query_factors: Any  # [rows]
-    key_words: Any  # [depth / 4, TILE, 4] uint8
+    query_slopes: Any  # [rows]
+    key_words: Any  # [depth / 4, TILE, 4] int8
     value_words: Any  # [TILE / 4, width, 4] int8
     weight_bytes: Any  # [chunk, TILE] uint8
-    products: Any  # [chunk, max(TILE, width)] int32; scores and products share their memory
+    score_words: Any  # [2, chunk, TILE] int32: what scores are made of, in their memory
+    products: Any  # [chunk, width] int32
     tops: Any  # [chunk, LANES]
     old_factors: Any  # [chunk]
-    new_factors: Any  # [chunk]
+    new_factors: Any  # [2, chunk]
     tile_factors: Any  # [chunk]
-    offsets: Any  # [chunk]
-    weight_scales: Any  # [TILE]
+    tile_masses: Any  # [chunk]
+    starts: Any  # [chunk]
+    ratios: Any  # [TILE] uint16
+    weight_table: Any  # [2, 32] uint16
     value_scale_tops: Any  # [1]
     zero: Any  # [1] int32
 
@@ -148,9 +153,10 @@ def scratch_size(problem: Problem) -> int:
     either = rows * (2 * width + LANES + 3) + 2 * TILE
     if problem.layer.k_scale == 0:
         return 2 * _LINE + either + rows * problem.layer.head_dim + TILE * (problem.layer.head_dim + width + MAX_ROWS)
-    chunk = CHUNK_ROWS * (max(TILE, width) + TILE // 4 + LANES + 4)
+    chunk = CHUNK_ROWS * (2 * TILE + width + TILE // 4 + LANES + 6)
     depth = _row_depth(problem)
-    return 2 * _LINE + either + TILE + rows * (depth // 4 + LANES + 1) + TILE // 4 * (depth + width) + chunk + 2
+    own = TILE // 2 + 2 * LANES + rows * (depth // 4 + 3) + TILE // 4 * (depth + width) + chunk + 2
+    return 2 * _LINE + either + own
 
 
 @compiled
@@ -163,16 +169,17 @@ def scratch_at(problem: Problem, address: int) -> Scratch:
     output = line + 4 * _LINE  # the line before says whether there are tiles
     mass = output + 4 * 2 * rows * width
     key_scales = mass + 4 * rows * LANES
-    scores = key_scales + 4 * (2 if is_plain else 3) * TILE
-    tops = scores + 4 * (MAX_ROWS * TILE if is_plain else CHUNK_ROWS * max(TILE, width))
+    scores = key_scales + 4 * 2 * TILE + (0 if is_plain else 2 * TILE + 4 * 2 * LANES)
+    products = scores + 4 * TILE * (MAX_ROWS if is_plain else 2 * CHUNK_ROWS)
+    tops = products + (0 if is_plain else 4 * CHUNK_ROWS * width)
     keys = tops + (0 if is_plain else 4 * CHUNK_ROWS * LANES)
     values = keys + (4 * head_dim if is_plain else depth) * TILE
     queries = values + (4 if is_plain else 1) * width * TILE
     weights = queries + (4 * rows * head_dim if is_plain else rows * depth)
     starts = weights + (0 if is_plain else CHUNK_ROWS * TILE)
-    peak = starts + (0 if is_plain else 4 * rows * LANES)
+    peak = starts + (0 if is_plain else 4 * rows)
     factors = peak + 4 * rows * 3
-    chunk_factors = factors + 4 * rows
+    chunk_factors = factors + 4 * 2 * rows
     return Scratch(
         key_scales=simd.floats(key_scales),
         value_scales=simd.floats(key_scales + 4 * TILE),
@@ -192,18 +199,22 @@ def scratch_at(problem: Problem, address: int) -> Scratch:
         query_bytes=simd.bytes_signed(queries),
         query_starts=simd.ints32(starts),
         query_factors=simd.floats(factors),
-        key_words=simd.bytes_unsigned(keys),
+        query_slopes=simd.floats(factors + 4 * rows),
+        key_words=simd.bytes_signed(keys),
         value_words=simd.bytes_signed(values),
         weight_bytes=simd.bytes_unsigned(weights),
-        products=simd.ints32(scores),
+        score_words=simd.ints32(scores),
+        products=simd.ints32(products),
         tops=simd.floats(tops),
         old_factors=simd.floats(chunk_factors),
         new_factors=simd.floats(chunk_factors + 4 * CHUNK_ROWS),
-        tile_factors=simd.floats(chunk_factors + 4 * 2 * CHUNK_ROWS),
-        offsets=simd.floats(chunk_factors + 4 * 3 * CHUNK_ROWS),
-        weight_scales=simd.floats(key_scales + 4 * 2 * TILE),
-        value_scale_tops=simd.floats(chunk_factors + 4 * 4 * CHUNK_ROWS),
-        zero=simd.ints32(chunk_factors + 4 * (4 * CHUNK_ROWS + 1)),
+        tile_factors=simd.floats(chunk_factors + 4 * 3 * CHUNK_ROWS),
+        tile_masses=simd.floats(chunk_factors + 4 * 4 * CHUNK_ROWS),
+        starts=simd.floats(chunk_factors + 4 * 5 * CHUNK_ROWS),
+        ratios=simd.halves(key_scales + 4 * 2 * TILE),
+        weight_table=simd.halves(key_scales + 4 * 2 * TILE + 2 * TILE),
+        value_scale_tops=simd.floats(chunk_factors + 4 * 6 * CHUNK_ROWS),
+        zero=simd.ints32(chunk_factors + 4 * (6 * CHUNK_ROWS + 1)),
     )
 
 
@@ -221,6 +232,8 @@ def lay_out_scratch(problem: Problem, address: int) -> Scratch:
             scratch.values[i] = np.float32(0.0)
     else:
         scratch.zero[0] = np.int32(0)
+        for i in range(2 * LANES):
+            scratch.weight_table[i], scratch.weight_table[2 * LANES + i] = np.uint16(POWERS[i]), np.uint16(1)
     for i in range(TILE):
         scratch.key_scales[i] = np.float32(1.0)
         scratch.value_scales[i] = np.float32(1.0)

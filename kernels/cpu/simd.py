@@ -165,6 +165,14 @@ def largest_lanes(typing: Any, pointer: Any, at: Any) -> Any:
 
 
 @intrinsic
+def lane_sums(typing: Any, pointer: Any, at: Any) -> Any:
+    """The sum of the lanes of each of sixteen vectors, side by side in memory; each as `sum_lanes`."""
+    return lanes(pointer, types.int64), lambda context, builder, signature, args: _rows_reduced(
+        builder, [builder.load(lanes_at(builder, args[0], args[1], LANES * n), align=4) for n in range(LANES)], _sum
+    )
+
+
+@intrinsic
 def store_low_bytes(typing: Any, pointer: Any, at: Any, value: Any, flipped: Any) -> Any:
     """The lowest byte of each lane's bits, exclusive or `flipped`, to an 8-bit pointer."""
 

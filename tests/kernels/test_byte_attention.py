@@ -17,7 +17,7 @@ from tests.support.paged_kv import PagedKV
 CPU = torch.device("cpu")
 OPS = select(CPU, "cpu")
 with compiled_code_kept_in(cache_dir()):
-    from kernels.cpu import byte_amx, byte_products, simd
+    from kernels.cpu import byte_amx, byte_products, simd, weights
     from kernels.cpu.amx import configure_tiles, linux_grants_amx, release_tiles
 
 
@@ -74,27 +74,27 @@ def test_a_score_too_large_for_fp32_spoils_its_row_only() -> None:
     assert out.equal(expected)
 
 
-_generic_keys = byte_products.byte_tile(3, 4, is_b_unsigned=True, add_fours=byte_products.add_fours_generically)
-_generic_values = byte_products.byte_tile(3, 4, is_b_unsigned=False, add_fours=byte_products.add_fours_generically)
+_generic_keys = byte_products.byte_tile(3, 4, is_b_raised=True, add_fours=byte_products.add_fours_generically)
+_generic_values = byte_products.byte_tile(3, 4, is_b_raised=False, add_fours=byte_products.add_fours_generically)
 
 
 @numba.njit
 def _multiply(way: int, y: Any, start: Any, a: Any, b: Any, rows: int) -> None:
     sums, starts = simd.ints32(y.ctypes.data), simd.ints32(start.ctypes.data)
     signed_a, unsigned_a = simd.bytes_signed(a.ctypes.data), simd.bytes_unsigned(a.ctypes.data)
-    signed_b, unsigned_b = simd.bytes_signed(b.ctypes.data), simd.bytes_unsigned(b.ctypes.data)
+    signed_b = simd.bytes_signed(b.ctypes.data)
     zero = simd.ints32(np.zeros(1, np.int32).ctypes.data)
     if way == 0:
-        byte_products.key_product(rows, sums, 0, 64, starts, 0, 16, signed_a, 0, 64, unsigned_b, 16)
+        byte_products.key_product(rows, sums, 0, 64, starts, 0, 1, signed_a, 0, 64, signed_b, 16)
         byte_products.value_product(rows, 4, sums, 1024, 64, zero, unsigned_a, 0, 64, signed_b, 256, 16)
     elif way == 1:
         for r in range(0, rows - 2, 3):
-            _generic_keys(sums, r * 64, 64, starts, r * 16, 16, signed_a, r * 64, 64, unsigned_b, 0, 256, 16)
+            _generic_keys(sums, r * 64, 64, starts, r, 1, signed_a, r * 64, 64, signed_b, 0, 256, 16)
             at = 1024 + r * 64
             _generic_values(sums, at, 64, zero, 0, 0, unsigned_a, r * 64, 64, signed_b, 0, 256, 16)
     else:
         configure_tiles(16, 0)
-        byte_amx.tiled_key_product(sums, 0, 64, starts, 0, signed_a, 0, 64, unsigned_b, 16)
+        byte_amx.tiled_key_product(sums, 0, 64, signed_a, 0, 64, signed_b, 16)
         byte_amx.tiled_value_product(4, sums, 1024, 64, unsigned_a, 0, 64, signed_b, 256, 16)
         release_tiles()
 
@@ -103,11 +103,10 @@ def test_products_are_exact_by_every_instruction() -> None:
     random = np.random.default_rng(8)
     a = random.integers(0, 256, (16, 64), np.uint8)
     b = random.integers(0, 256, (16, 64, 4), np.uint8)  # steps, lanes, depth
-    start = np.repeat(random.integers(-(1 << 20), 1 << 20, (16, 1), np.int32), 16, axis=1)
-    a[0], b[:, 0] = 127, 255  # the largest sums there are
-    matrix = b.transpose(0, 2, 1).reshape(64, 64)
-    keys = a.view(np.int8).astype(np.int64) @ matrix.astype(np.int64) + start[:, :1]
-    values = a.astype(np.int64) @ matrix.view(np.int8).astype(np.int64)
+    a[0], b[:, 0] = 127, 127  # the largest sums there are
+    matrix = b.view(np.int8).transpose(0, 2, 1).reshape(64, 64).astype(np.int64)
+    start = (-128 * a.view(np.int8).sum(axis=1, dtype=np.int64)).astype(np.int32)  # as attention's
+    keys, values = a.view(np.int8).astype(np.int64) @ matrix, a.astype(np.int64) @ matrix
     expected = np.stack([keys, values]).astype(np.int32)
     ways = [(0, rows) for rows in range(1, 17)] + [(1, 15)]
     ways += [(2, 16)] if byte_amx.IS_COMPILED and linux_grants_amx() else []
@@ -116,3 +115,57 @@ def test_products_are_exact_by_every_instruction() -> None:
         _multiply(way, sums, start, a, b, rows)
         assert np.array_equal(sums[:, :rows], expected[:, :rows]), f"way {way}, {rows} rows"
         assert not sums[:, rows:].any()
+
+
+_by_instruction, _generic = weights.weigh_rows(), weights.weigh_rows(by_instruction=False)
+_PACKED = np.arange(64).reshape(4, 4, 4).transpose(1, 0, 2).reshape(64)  # positions, in the order of packed weights
+
+
+@numba.njit
+def _weigh(is_generic: bool, scores: Any, factors: Any, table: Any, ratios: Any, target: Any, mass: Any) -> None:
+    """`factors` [3, rows]: slopes, starts and units."""
+    rows = scores.shape[0]
+    source, to, lanes = simd.floats(scores.ctypes.data), simd.bytes_unsigned(target.ctypes.data), mass.ctypes.data
+    given, shorts = simd.floats(factors.ctypes.data), simd.halves(table.ctypes.data)
+    per_position, sums = simd.halves(ratios.ctypes.data), simd.floats(lanes)
+    if is_generic:
+        _generic(
+            rows, 64, source, 0, given, 0, given, rows, given, 2 * rows, sums, 0, shorts, per_position, 0, to, 0
+        )  # fmt: skip
+    else:
+        _by_instruction(
+            rows, 64, source, 0, given, 0, given, rows, given, 2 * rows, sums, 0, shorts, per_position, 0, to, 0
+        )  # fmt: skip
+
+
+def _weighed(is_generic: bool, scores: np.ndarray, slope: float, start: float, ratios: np.ndarray) -> Any:
+    """W [rows, 64] and the masses' lanes [rows, 16], each row's unit being its number."""
+    rows = len(scores)
+    factors = np.stack([np.full(rows, slope), np.full(rows, start), np.arange(rows)]).astype(np.float32)
+    table = np.array([*weights.POWERS, *[1] * 32], np.uint16)
+    target, mass = np.empty((rows, 64), np.uint8), np.ones((rows, 16), np.float32)
+    _weigh(is_generic, scores, factors, table, ratios, target, mass)
+    return target, mass
+
+
+@pytest.mark.parametrize(("slope", "start"), [(-32.0, 0.0), (-1.0, 0.5), (-3e38, 1e30), (-32.0, np.nan)])
+def test_both_forms_of_weights_give_the_same_bits(slope: float, start: float) -> None:
+    scores = np.linspace(-17, 0, 3 * 64, dtype=np.float32).reshape(3, 64)
+    scores[1, [3, 9, 40]] = -np.inf, np.nan, -1e30
+    ratios = np.arange(64, dtype=np.uint16) * 4 + 3
+    (bytes_, mass), (generic_bytes, generic_mass) = (
+        _weighed(is_generic, scores, slope, start, ratios) for is_generic in (False, True)
+    )
+    assert np.array_equal(bytes_, generic_bytes)
+    assert np.array_equal(mass.view(np.int32), generic_mass.view(np.int32))
+
+
+def test_weights_are_powers_of_two_within_what_is_written_down() -> None:
+    distances = np.arange(15 << 5, dtype=np.float32)[: 7 * 64].reshape(7, 64)
+    bytes_, mass = _weighed(False, distances, 1.0, 0.0, np.full(64, 255, np.uint16))
+    w = np.exp2(15 - distances.astype(np.float64) / 32)
+    # 1e-4 of the power of two; the shift rounds down; then W is rounded to the nearest
+    error = 1e-4 * w + 1
+    assert (np.abs(bytes_ - 255 * w[:, _PACKED] / (1 << 15)) <= 255 * error / (1 << 15) + 0.5).all()
+    units = np.arange(7)
+    assert (np.abs(mass.sum(axis=1) - 16 - units * w.sum(axis=1)) <= units * error.sum(axis=1)).all()

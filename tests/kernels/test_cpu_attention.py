@@ -54,7 +54,7 @@ def filled(num_kv_heads: int, head_dim: int, block_size: int, contexts: list[int
     return paged
 
 
-# (context length, query length): around a block, a tile and a partition; 32 queries of 3 heads fill a unit
+# (context length, query length): around a block, a tile and a partition; 64 queries of 3 heads fill a unit
 SHAPES = [
     (1, 1),
     (17, 1),
@@ -63,7 +63,7 @@ SHAPES = [
     (70, 70),
     (PARTITION, 1),
     (PARTITION + 1, 2),
-    (PARTITION + 3, 34),
+    (PARTITION + 3, 66),
     (2 * PARTITION + 1, 1),
 ]
 

@@ -2,6 +2,7 @@
 operation by operation, to be compared bit for bit."""
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
@@ -11,8 +12,11 @@ TILE, PARTITION, LANES = 64, 256, 16
 _QUERY_MAX = np.float32(127)
 _WEIGHT_MAX = np.float32(255)
 _LOG2_E = np.float32(1.4426950408889634)
-_WEIGHT = [np.float32(c) for c in (0.05500897, 0.24221106, 0.69328296, 1.0)]
-_LEAST_EXPONENT = -64
+_WEIGHT_ONE = np.float32(32767)
+_COEFFICIENTS = (32767, 22652, 7553, 1286)
+_POWER = (0.0013381302, 0.0096663684, 0.055503812, 0.2402235, 0.6931472, 1.0)
+_DISTANCE_ONE = np.float32(1 << 5)
+_NO_WEIGHT = np.float32(1 << 15)
 
 Floats = np.ndarray
 
@@ -22,18 +26,27 @@ def fma(a: Floats, b: Floats, c: Floats) -> Floats:
     return (np.float64(a) * np.float64(b) + np.float64(c)).astype(np.float32)
 
 
-def weights_of(scores: Floats, factor: Floats, bound: Floats) -> Floats:
-    """2^(scores * factor - bound), nearly."""
-    n = np.rint(fma(scores, factor, -bound))
-    r = fma(scores, factor, -bound - n)
-    p = np.full_like(r, _WEIGHT[0])
-    for coefficient in _WEIGHT[1:]:
-        p = fma(p, r, np.full_like(r, coefficient))
-    return np.where(n >= _LEAST_EXPONENT, np.ldexp(p, n.astype(np.int32)), np.float32(0))
+def weights_of(scores: Floats, factor: Floats, bound: Floats) -> np.ndarray:
+    """32767 * 2^(scores * factor - bound), nearly; int64."""
+    distances = fma(scores, -factor * _DISTANCE_ONE, np.full_like(scores, bound * _DISTANCE_ONE))
+    e = np.rint(np.where(distances < _NO_WEIGHT, distances, _NO_WEIGHT)).astype(np.int64)
+    f, n = (e << 11) & 0xFFFF, e >> 5
+    c0, c1, c2, c3 = _COEFFICIENTS
+    return (c0 - (f * (c1 - (f * (c2 - (f * c3 >> 16)) >> 16)) >> 16)) >> n
 
 
 def power_of_two(n: Floats) -> Floats:
     return np.ldexp(np.float32(1), int(max(n, np.float32(-100))))
+
+
+def power(x: Floats) -> Floats:
+    """2^x, nearly."""
+    above = np.ceil(x)
+    r = x - above + np.float32(0.5)
+    p = np.float32(_POWER[0])
+    for coefficient in _POWER[1:]:
+        p = fma(p, r, np.float32(coefficient))
+    return p * np.float32(0.5**0.5) * power_of_two(above)
 
 
 @dataclass
@@ -56,31 +69,39 @@ def attend(
     total = Part(np.float32(-np.inf), np.float32(0), np.zeros(len(q), np.float32))
     for start in range(begin // PARTITION * PARTITION, end, PARTITION):
         part = Part(np.float32(-np.inf), np.zeros(LANES, np.float32), np.zeros(len(q), np.float32))
-        for tile in range(start, min(start + PARTITION, end), TILE):
-            seen = slice(max(tile, begin), min(tile + TILE, end))
+        bounds = [*([0, 1] if start == 0 else [start]), *range(start + TILE, start + PARTITION + 1, TILE)]
+        for span_begin, span_end in pairwise(bounds):
+            seen = slice(max(span_begin, begin), min(span_end, end))
             if seen.start < seen.stop:
-                _join_tile(part, scores[seen], factor, v[seen], v_scale[seen], seen.start - tile)
+                _join_span(part, scores[seen], factor, v[seen], v_scale[seen], seen.start % TILE)
         _fold(total, part)
-    return total.output / total.mass + np.float32(0)
+    return total.output * (np.float32(1) / total.mass) + np.float32(0)
 
 
-def _join_tile(part: Part, scores: Floats, factor: Floats, v: Floats, v_scale: Floats, offset: int) -> None:
-    bound = np.ceil(scores.max() * factor)
-    peak = max(part.peak, bound)
-    shrinking, raising = power_of_two(part.peak - peak), power_of_two(bound - peak)
+def _join_span(part: Part, scores: Floats, factor: Floats, v: Floats, v_scale: Floats, offset: int) -> None:
+    largest = scores.max() * factor
+    bound = np.ceil(fma(np.abs(largest), np.float32(2.0**-23), largest) * _DISTANCE_ONE) / _DISTANCE_ONE
+    peak = max(part.peak, np.ceil(bound))
+    shrinking, raising = power_of_two(part.peak - peak), power(bound - peak)
     part.peak = peak
     weights = weights_of(scores, factor, bound)
-    lanes = np.zeros(TILE, np.float32)
+    lanes = np.zeros(TILE, np.int64)
     lanes[offset : offset + len(weights)] = weights
-    groups = lanes.reshape(-1, LANES)
-    sums = (groups[0] + groups[1]) + (groups[2] + groups[3])
-    part.mass = fma(sums, raising, part.mass * shrinking)
+    sums = lane_sums(lanes).astype(np.float32)
+    part.mass = fma(sums, raising * (np.float32(1) / _WEIGHT_ONE), part.mass * shrinking)
     top = v_scale.max()
-    integers = np.rint(np.float64(weights) * np.float64(v_scale * (_WEIGHT_MAX / top))).astype(np.int64)
+    ratios = np.rint(v_scale * (_WEIGHT_MAX / top)).astype(np.int64)
+    integers = (weights * ratios + (1 << 14)) >> 15
     assert integers.max() < 1 << 8
     product = (integers @ v.astype(np.int64)).astype(np.float32)
     step = np.full_like(product, raising * (top / _WEIGHT_MAX))
     part.output = fma(product, step, part.output * shrinking)
+
+
+def lane_sums(weights: np.ndarray) -> np.ndarray:
+    """By lane of the mass: each is of two pairs of neighbours, 32 positions apart."""
+    pairs = weights.reshape(2, 2, 4, 2, 2).sum(axis=-1)  # half, sixteen, quarter, pair
+    return pairs.sum(axis=0).transpose(1, 0, 2).reshape(LANES)
 
 
 def _fold(total: Part, part: Part) -> None:
