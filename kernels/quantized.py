@@ -32,8 +32,9 @@ class RowQuantizer(Protocol):
     def quantize_rows(self, x: torch.Tensor) -> QuantizedRows:
         """x [T, K] fp32."""
 
-    def rms_norm_quantize(self, x: torch.Tensor, eps: float) -> QuantizedRows:
-        """x [T, K] fp32 -> x / sqrt(mean(x^2) + eps), quantized; the norm's weight is in the product that follows."""
+    def rms_norm_quantize(self, x: torch.Tensor, eps: float, offset: torch.Tensor | None) -> QuantizedRows:
+        """x [T, K] fp32, offset [K] fp32 -> x / sqrt(mean(x^2) + eps) - offset, quantized. The norm's weight is in the
+        product that follows, and what the offset takes from it in that product's bias."""
 
     def silu_mul_quantize(self, gate_up: torch.Tensor, row_scales: torch.Tensor | None, block: int) -> QuantizedRows:
         """gate_up [T, 2F] fp32, times row_scales [T] where given -> hadamard(silu(first half) * second half, block),
@@ -73,8 +74,9 @@ class PlainRowQuantizer:
         values = torch.where(is_bad[:, None], 0.0, torch.round(x / scales[:, None]))
         return QuantizedRows((values + ZERO_POINT).to(torch.uint8), scales)
 
-    def rms_norm_quantize(self, x: torch.Tensor, eps: float) -> QuantizedRows:
-        return self.quantize_rows(self._ops.rms_norm(x, torch.ones(x.shape[-1], device=x.device), eps))
+    def rms_norm_quantize(self, x: torch.Tensor, eps: float, offset: torch.Tensor | None) -> QuantizedRows:
+        normed = self._ops.rms_norm(x, torch.ones(x.shape[-1], device=x.device), eps)
+        return self.quantize_rows(normed if offset is None else normed - offset)
 
     def silu_mul_quantize(self, gate_up: torch.Tensor, row_scales: torch.Tensor | None, block: int) -> QuantizedRows:
         scaled = gate_up if row_scales is None else gate_up * row_scales[:, None]

@@ -28,6 +28,9 @@ class StepLayer:
     qkv: StepProduct  # hidden -> q heads | k heads | v heads
     q_norm: torch.Tensor | None  # [head_dim] fp32
     k_norm: torch.Tensor | None  # [head_dim] fp32
+    key_offset: torch.Tensor | None  # [num_kv_heads, head_dim] fp32, taken off K after its Hadamard transform
+    attention_offset: torch.Tensor | None  # [hidden] fp32, as `RowQuantizer.rms_norm_quantize` takes it, before qkv
+    mlp_offset: torch.Tensor | None  # [hidden] fp32, before gate_up
     output: StepProduct
     gate_up: StepProduct  # gate first
     down: StepProduct
@@ -41,6 +44,7 @@ class StepModel:
     sin: torch.Tensor
     layers: Sequence[StepLayer]
     head: StepProduct
+    head_offset: torch.Tensor | None  # [hidden] fp32
     num_heads: int
     num_kv_heads: int
     head_dim: int

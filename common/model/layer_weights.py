@@ -16,6 +16,7 @@ class LayerWeights:
     qkv: LinearWeights  # hidden -> q heads | k heads | v heads
     q_norm: torch.Tensor | None  # [head_dim]
     k_norm: torch.Tensor | None  # [head_dim]
+    key_offset: torch.Tensor | None  # [num_kv_heads, head_dim], of the int8 path; see `calibration.key_balancing`
     output: LinearWeights
     mlp_norm: Norm
     gate_up: LinearWeights  # gate first
@@ -27,23 +28,26 @@ def layer_weights(config: ModelConfig, weights: Mapping[str, torch.Tensor], inde
     """`weights` as in `Transformer`."""
     name = f"model.layers.{index}"
 
-    def stacked(*names: str, has_bias: bool) -> LinearWeights:
+    def stacked(*names: str) -> LinearWeights:
+        """Biases come with the checkpoint, or from offsets of the int8 path."""
         weight = _stacked([_weight(weights, f"{name}.{part}") for part in names])
-        bias = torch.cat([weights[f"{name}.{part}.bias"] for part in names]) if has_bias else None
-        return LinearWeights(weight, bias)
+        biases = [weights[f"{name}.{part}.bias"] for part in names if f"{name}.{part}.bias" in weights]
+        return LinearWeights(weight, torch.cat(biases) if biases else None)
 
     def norm(part: str) -> Norm:
-        return Norm(weights[f"{name}.{part}.weight"], config.rms_norm_eps)
+        return Norm(weights[f"{name}.{part}.weight"], config.rms_norm_eps, weights.get(f"{name}.{part}.offset"))
 
+    offset = weights.get(f"{name}.self_attn.k_offset")
     return LayerWeights(
         attention_norm=norm("input_layernorm"),
-        qkv=stacked("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", has_bias=config.qkv_bias),
+        qkv=stacked("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
         q_norm=weights[f"{name}.self_attn.q_norm.weight"] if config.qk_norm else None,
         k_norm=weights[f"{name}.self_attn.k_norm.weight"] if config.qk_norm else None,
-        output=stacked("self_attn.o_proj", has_bias=config.output_bias),
+        key_offset=None if offset is None else offset.view(config.num_kv_heads, config.head_dim),
+        output=stacked("self_attn.o_proj"),
         mlp_norm=norm("post_attention_layernorm"),
-        gate_up=stacked("mlp.gate_proj", "mlp.up_proj", has_bias=config.mlp_bias),
-        down=stacked("mlp.down_proj", has_bias=config.mlp_bias),
+        gate_up=stacked("mlp.gate_proj", "mlp.up_proj"),
+        down=stacked("mlp.down_proj"),
         window=config.layer_windows[index],
     )
 
@@ -51,8 +55,8 @@ def layer_weights(config: ModelConfig, weights: Mapping[str, torch.Tensor], inde
 def head_weights(config: ModelConfig, weights: Mapping[str, torch.Tensor]) -> tuple[Norm, LinearWeights]:
     """The final norm and the head; a tied head is the embedding itself."""
     name = "model.embed_tokens" if config.tie_word_embeddings else "lm_head"
-    norm = Norm(weights["model.norm.weight"], config.rms_norm_eps)
-    return norm, LinearWeights(_weight(weights, name), None)
+    norm = Norm(weights["model.norm.weight"], config.rms_norm_eps, weights.get("model.norm.offset"))
+    return norm, LinearWeights(_weight(weights, name), weights.get(f"{name}.bias"))
 
 
 def _weight(weights: Mapping[str, torch.Tensor], product: str) -> Weight:

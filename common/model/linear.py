@@ -35,6 +35,7 @@ class LinearWeights:
 class Norm:
     weight: torch.Tensor  # [hidden]
     eps: float
+    offset: torch.Tensor | None = None  # [hidden]: of the int8 path, taken off what is quantized
 
 
 class Linear(Protocol):
@@ -116,7 +117,7 @@ class _Int8Maker:
 
     def norm_linear(self, norm: Norm, weights: LinearWeights) -> Linear:
         product, bias, quantizer = _int8_product(self._ops, weights, norm), weights.bias, self._quantizer
-        return lambda x: _scaled(product, quantizer.rms_norm_quantize(x, norm.eps), bias)
+        return lambda x: _scaled(product, quantizer.rms_norm_quantize(x, norm.eps, norm.offset), bias)
 
     def mlp(self, norm: Norm, gate_up: LinearWeights, down: LinearWeights, hadamard_block: int) -> Linear:
         return _Int8Mlp(self._ops, norm, gate_up, down, hadamard_block)
@@ -127,13 +128,13 @@ class _Int8Mlp:
 
     def __init__(self, ops: Ops, norm: Norm, gate_up: LinearWeights, down: LinearWeights, hadamard_block: int) -> None:
         self._quantizer = row_quantizer(ops)
-        self._eps = norm.eps
+        self._norm = norm
         self._gate_up, self._gate_up_bias = _int8_product(ops, gate_up, norm), gate_up.bias
         self._down, self._down_bias = _int8_product(ops, down), down.bias
         self._hadamard_block = hadamard_block
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        rows = self._quantizer.rms_norm_quantize(x, self._eps)
+        rows = self._quantizer.rms_norm_quantize(x, self._norm.eps, self._norm.offset)
         if self._gate_up_bias is None:
             gated = self._quantizer.silu_mul_quantize(self._gate_up(rows), rows.scales, self._hadamard_block)
         else:

@@ -48,6 +48,7 @@ class _Layer:
     qkv: Linear  # norm, then hidden -> q heads | k heads | v heads
     q_norm: torch.Tensor | None  # [head_dim]
     k_norm: torch.Tensor | None  # [head_dim]
+    key_offset: torch.Tensor | None  # [num_kv_heads, head_dim]
     output: Linear
     mlp: Linear  # with its norm, and the residual added
     window: int
@@ -123,6 +124,8 @@ class Transformer:
         if self._head_block > 1:
             rotated = hadamard(rotated, self._head_block)
         q, k = rotated[:, : config.num_heads], rotated[:, config.num_heads :]
+        if layer.key_offset is not None:
+            k = k - layer.key_offset
         self._ops.write_kv(k, v, kv, attention.slot_mapping, nonfinite)
         attended = self._ops.paged_attention(q, kv, attention, config.head_dim**-0.5, layer.window)
         return layer.output(attended.reshape(num_tokens, -1))
@@ -133,6 +136,7 @@ def _make_layer(weights: LayerWeights, maker: LinearMaker, down_block: int) -> _
         qkv=maker.norm_linear(weights.attention_norm, weights.qkv),
         q_norm=weights.q_norm,
         k_norm=weights.k_norm,
+        key_offset=weights.key_offset,
         output=maker.linear(weights.output),
         mlp=maker.mlp(weights.mlp_norm, weights.gate_up, weights.down, down_block),
         window=weights.window,

@@ -13,7 +13,7 @@ from common.model.int8_product import QuantizedWeight, integer_product, weight_s
 from kernels.contract import QUANT_MAX, Ops
 from kernels.quantized import ZERO_POINT, QuantizedRows
 
-ROUNDING = "gptq4"
+ROUNDING = "gptq6"
 """Names everything here and in `calibration` that an integer depends on, the text apart. Whoever changes it gives it
 another name."""
 _DAMPING = 0.01

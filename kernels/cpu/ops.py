@@ -106,10 +106,11 @@ class CpuOps:
         self._run_rows(quantize_rows, (_array(x), _array(out.values), _array(out.scales)), x)
         return out
 
-    def rms_norm_quantize(self, x: torch.Tensor, eps: float) -> QuantizedRows:
+    def rms_norm_quantize(self, x: torch.Tensor, eps: float, offset: torch.Tensor | None) -> QuantizedRows:
         x = x.contiguous()
         out = _empty_rows(x.shape[0], x.shape[1])
-        self._run_rows(rms_norm_quantize_rows, (_array(x), eps, _array(out.values), _array(out.scales)), x)
+        shift = np.empty(0, np.float32) if offset is None else _array(offset)
+        self._run_rows(rms_norm_quantize_rows, (_array(x), eps, shift, _array(out.values), _array(out.scales)), x)
         return out
 
     def silu_mul_quantize(self, gate_up: torch.Tensor, row_scales: torch.Tensor | None, block: int) -> QuantizedRows:

@@ -25,6 +25,7 @@ _ONE = np.float32(1.0)
 _QUANT_MAX = np.float32(QUANT_MAX)
 _SCALE_FLOOR = np.float32(ROW_SCALE_FLOOR)
 _ZERO_POINT = np.int32(ZERO_POINT)
+_MAGNITUDE = np.int32(0x7FFFFFFF)
 _NAN = np.float32(np.nan)
 _ROUNDER = np.float32(3 << 22)  # adding it leaves the nearest integer, ties to even, in the low bits
 _ROUNDER_BITS = np.int32(_ROUNDER.view(np.int32))
@@ -50,6 +51,41 @@ def quantize_row(values: Any, size: int, target: Any) -> np.float32:
     return scale
 
 
+@compiled
+def _shifted(values: Any, offset: Any, size: np.float32, i: int) -> np.float32:
+    return np.float32(values[i] - np.float32(offset[i] * size))
+
+
+@compiled
+def norm_quantize_row(values: Any, offset: int, eps: np.float32, size: int, target: Any) -> np.float32:
+    """See `RowQuantizer.rms_norm_quantize`; the address of an offset [size] fp32, or 0. Returns the scale.
+
+    The norm is one factor for a row, which the scale takes; so the offset is multiplied by what a row is divided by.
+    """
+    divided_by = np.sqrt(sum_squares(values, size) / np.float32(size) + eps)
+    if offset == 0:
+        return quantize_row(values, size, target) * (_ONE / divided_by)
+    shift, largest = simd.floats(offset), np.int32(0)
+    for i in range(size):
+        left = np.float32(_shifted(values, shift, divided_by, i))
+        largest = max(largest, np.int32(left.view(np.int32) & _MAGNITUDE))
+    if largest >= INFINITY_BITS:
+        for i in range(size):
+            target[i] = np.uint8(_ZERO_POINT)
+        return _NAN
+    scale = max(np.int32(largest).view(np.float32) / _QUANT_MAX, _SCALE_FLOOR)
+    divisor, reciprocal, rounder = simd.splat(scale), simd.splat(_ONE / scale), simd.splat(_ROUNDER)
+    whole = size // LANES * LANES
+    for at in range(0, whole, LANES):
+        taken = simd.multiply(simd.load(shift, at), simd.splat(divided_by))
+        lanes = simd.subtract(simd.load(values, at), taken)
+        simd.store_low_bytes(target, at, simd.add(quotient_lanes(lanes, divisor, reciprocal), rounder), ZERO_POINT)
+    for i in range(whole, size):
+        rounded = np.float32(_shifted(values, shift, divided_by, i) / scale + _ROUNDER).view(np.int32) - _ROUNDER_BITS
+        target[i] = np.uint8(rounded + _ZERO_POINT)
+    return scale * (_ONE / divided_by)
+
+
 @entry_point(_VOID(_ROWS, _BYTES, _FLOATS, _I64, _COUNTER))
 def quantize_rows(x: Any, values: Any, scales: Any, part_rows: int, next_part: Any) -> None:
     begin, end = next_rows(next_part, part_rows, x.shape[0])
@@ -60,16 +96,17 @@ def quantize_rows(x: Any, values: Any, scales: Any, part_rows: int, next_part: A
         begin, end = next_rows(next_part, part_rows, x.shape[0])
 
 
-@entry_point(_VOID(_ROWS, _F32, _BYTES, _FLOATS, _I64, _COUNTER))
-def rms_norm_quantize_rows(x: Any, eps: Any, values: Any, scales: Any, part_rows: int, next_part: Any) -> None:
-    """The norm is one factor for a row: it multiplies the scale, and the quantized values are those of x itself."""
-    width = x.shape[1]
+@entry_point(_VOID(_ROWS, _F32, _FLOATS, _BYTES, _FLOATS, _I64, _COUNTER))
+def rms_norm_quantize_rows(
+    x: Any, eps: Any, offset: Any, values: Any, scales: Any, part_rows: int, next_part: Any
+) -> None:
+    """offset [K], or [0] for none."""
+    width, shift = x.shape[1], offset.ctypes.data if offset.shape[0] else 0
     begin, end = next_rows(next_part, part_rows, x.shape[0])
     while begin < end:
         for row in range(begin, end):
-            source = simd.floats(x[row].ctypes.data)
-            factor = _ONE / np.sqrt(sum_squares(source, width) / np.float32(width) + eps)
-            scales[row] = quantize_row(source, width, simd.bytes_unsigned(values[row].ctypes.data)) * factor
+            source, target = simd.floats(x[row].ctypes.data), simd.bytes_unsigned(values[row].ctypes.data)
+            scales[row] = norm_quantize_row(source, shift, eps, width, target)
         begin, end = next_rows(next_part, part_rows, x.shape[0])
 
 

@@ -95,8 +95,9 @@ class CompiledStep:
 
     def _layer_columns(self, layer: StepLayer) -> list[int]:
         columns = [column for product in _products(layer) for column in self._product_columns(product)]
-        self._alive.extend((layer.q_norm, layer.k_norm))
-        return [*columns, _address(layer.q_norm), _address(layer.k_norm), self._windows.index(layer.window), *4 * [0]]
+        vectors = (layer.q_norm, layer.k_norm, layer.key_offset, layer.attention_offset, layer.mlp_offset)
+        self._alive.extend(vectors)
+        return [*columns, *map(_address, vectors), self._windows.index(layer.window), *4 * [0]]
 
     def _model_fields(self) -> NDArray[np.int64]:
         model, fields = self._model, np.zeros(f.NUM_FIELDS, np.int64)
@@ -105,7 +106,7 @@ class CompiledStep:
             self._intermediate, model.hadamard_block, model.head_block, _fp32_bits(model.eps),
             _fp32_bits(model.head_dim**-0.5),
             model.embedding.data_ptr(), model.cos.data_ptr(), model.sin.data_ptr(), self._layers.ctypes.data,
-            self._head.ctypes.data, CHOSEN_KERNEL,
+            self._head.ctypes.data, _address(model.head_offset), CHOSEN_KERNEL,
             0 if self._intermediate % PANEL_OUTPUTS else CHOSEN_GATED_KERNEL, ATTEND, JOIN,
         )  # fmt: skip
         return fields

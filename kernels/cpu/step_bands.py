@@ -46,16 +46,17 @@ def _multiply(step: Any, layer: int, product: int, band: _Band, width: int, outp
 
 
 @compiled
-def _norm(step: Any, band: _Band) -> None:
-    hidden = step[f.HIDDEN]
+def _norm(step: Any, layer: int, offset: int, band: _Band) -> None:
+    """`offset`: the column of the layer that names the offset's address."""
+    hidden, shift = step[f.HIDDEN], f.at(step, f.LAYERS, layer * f.LAYER_COLUMNS)[offset]
     for row in range(band.begin, band.end):
         residual = work.float_row(step[f.RESIDUAL], row, hidden)
-        work.norm_and_quantize_row(step, residual, band.rows, row - band.begin)
+        work.norm_and_quantize_row(step, residual, shift, band.rows, row - band.begin)
 
 
 @compiled
 def _before_attention(step: Any, layer: int, band: _Band) -> None:
-    _norm(step, band)
+    _norm(step, layer, f.ATTENTION_OFFSET, band)
     _multiply(step, layer, f.QKV, band, step[f.HIDDEN], band.wide, 0)
     width = (step[f.NUM_HEADS] + 2 * step[f.NUM_KV_HEADS]) * step[f.HEAD_DIM]
     for row in range(band.begin, band.end):
@@ -92,7 +93,7 @@ def _after_attention(step: Any, layer: int, band: _Band) -> None:
     for row in range(band.begin, band.end):
         work.quantize(work.float_row(step[f.ATTENDED], row, width), width, _ONE, band.rows, row - band.begin)
     _multiply(step, layer, f.OUTPUT, band, width, residual, 1)
-    _norm(step, band)
+    _norm(step, layer, f.MLP_OFFSET, band)
     _gate(step, layer, band)
     _multiply(step, layer, f.DOWN, band, step[f.INTERMEDIATE], residual, 1)
 

@@ -104,7 +104,7 @@ def _multiply(kind: int, task: int, step: Any, layer: int) -> None:
 @compiled
 def _run_task(kind: int, task: int, step: Any, layer: int, thread: int, scratch: int) -> None:
     if kind in (NORM, MLP_NORM):
-        work.norm_and_quantize(task, step)
+        work.norm_and_quantize(task, step, layer, f.ATTENTION_OFFSET if kind == NORM else f.MLP_OFFSET)
     elif kind == ROTATE:
         work.rotate_and_write_kv(task, step, layer)
     elif kind == ATTEND:

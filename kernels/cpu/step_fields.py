@@ -23,6 +23,7 @@ ALIGNMENT = 64
     COS, SIN,  # [positions, head_dim / 2] fp32
     LAYERS,  # [num_layers, LAYER_COLUMNS] int64
     HEAD,  # PRODUCT_COLUMNS int64
+    HEAD_OFFSET,  # [hidden] fp32, or 0
     PRODUCT_KERNEL,  # for `multiply_panels`
     GATED_KERNEL,  # the same, for gated products of whole panels; 0: there is none
     ATTEND, JOIN,  # of `attention_kernel`
@@ -51,13 +52,16 @@ ALIGNMENT = 64
     BAND_BYTES,
     BAND_ROW_BYTES,  # of a quantized row
     NUM_FIELDS,
-) = range(47)  # fmt: skip
+) = range(48)  # fmt: skip
 
 # columns of a product; see `int8_matmul`
 VALUES, CORRECTIONS, SCALES, BIAS, NUM_OUTPUTS, PADDED_DEPTH, PRODUCT_COLUMNS = range(7)
 # columns of a layer: four products, then
 QKV, OUTPUT, GATE_AND_UP, DOWN = (PRODUCT_COLUMNS * n for n in range(4))
-Q_NORM, K_NORM, PLAN, KV_ADDRESSES = (PRODUCT_COLUMNS * 4 + n for n in range(4))
+(
+    Q_NORM, K_NORM, KEY_OFFSET, ATTENTION_OFFSET, MLP_OFFSET,  # addresses, 0: none
+    PLAN, KV_ADDRESSES,
+) = (PRODUCT_COLUMNS * 4 + n for n in range(7))  # fmt: skip
 LAYER_COLUMNS = KV_ADDRESSES + 4
 # columns of a plan: how the attention of all layers with one window is divided; see `plan`
 WINDOW, UNITS, NUM_UNITS, TASKS, NUM_TASKS, PARTIAL_SLOTS, NUM_SLOTS, PLAN_COLUMNS = range(8)

@@ -17,8 +17,8 @@ from kernels.cpu.int8_pack import PANEL_OUTPUTS
 from kernels.cpu.int8_product import Product, multiply_panels
 from kernels.cpu.kv_write import write_position
 from kernels.cpu.plan import NOT_SPLIT, SLOT, TASK_BEGIN, TASK_COLUMNS, TASK_END, TASK_UNIT, UNIT_COLUMNS
-from kernels.cpu.quantize import quantize_row
-from kernels.cpu.rows import rms_norm_row, rope_head, silu_mul_row, sum_squares
+from kernels.cpu.quantize import norm_quantize_row, quantize_row
+from kernels.cpu.rows import rms_norm_row, rope_head, silu_mul_row
 
 _ONE = np.float32(1.0)
 _TASKS_PER_THREAD = 6
@@ -87,10 +87,12 @@ def quantize(source: Any, width: int, factor: np.float32, rows: QuantizedRows, r
 
 
 @compiled
-def norm_and_quantize_row(step: Any, source: Any, rows: QuantizedRows, row: int) -> None:
+def norm_and_quantize_row(step: Any, source: Any, offset: int, rows: QuantizedRows, row: int) -> None:
+    """`offset`: the address of what is taken off the normed row, or 0."""
     hidden = step[f.HIDDEN]
-    variance = sum_squares(source, hidden) / np.float32(hidden)
-    quantize(source, hidden, _ONE / np.sqrt(variance + f.fp32_field(step, f.EPS)), rows, row)
+    target = simd.bytes_unsigned(rows.values + row * row_stride(hidden))
+    scale = norm_quantize_row(source, offset, f.fp32_field(step, f.EPS), hidden, target)
+    simd.floats(rows.scales)[row] = scale
 
 
 @compiled
@@ -104,10 +106,12 @@ def embed(task: int, step: Any) -> None:
 
 
 @compiled
-def norm_and_quantize(task: int, step: Any) -> None:
+def norm_and_quantize(task: int, step: Any, layer: int, offset: int) -> None:
+    """`offset`: the column of the layer that names the offset's address."""
+    shift = f.at(step, f.LAYERS, layer * f.LAYER_COLUMNS)[offset]
     begin, end = _row_range(step, task, step[f.NUM_TOKENS])
     for row in range(begin, end):
-        norm_and_quantize_row(step, float_row(step[f.RESIDUAL], row, step[f.HIDDEN]), all_rows(step), row)
+        norm_and_quantize_row(step, float_row(step[f.RESIDUAL], row, step[f.HIDDEN]), shift, all_rows(step), row)
 
 
 @compiled
@@ -115,7 +119,8 @@ def norm_and_quantize_logit_rows(task: int, step: Any) -> None:
     wanted = simd.ints64(step[f.LOGIT_ROWS])
     begin, end = _row_range(step, task, step[f.NUM_LOGITS])
     for row in range(begin, end):
-        norm_and_quantize_row(step, float_row(step[f.RESIDUAL], wanted[row], step[f.HIDDEN]), all_rows(step), row)
+        source = float_row(step[f.RESIDUAL], wanted[row], step[f.HIDDEN])
+        norm_and_quantize_row(step, source, step[f.HEAD_OFFSET], all_rows(step), row)
 
 
 @compiled
@@ -170,6 +175,10 @@ def rotate_and_write_row(step: Any, layer: int, row: int, heads: int) -> None:
             hadamard_in_place(rotated, head_dim, block)
             for i in range(head_dim):
                 rotated[i] *= factor
+        if head >= num_heads and columns[f.KEY_OFFSET] != 0:
+            offset = float_row(columns[f.KEY_OFFSET], head - num_heads, head_dim)
+            for i in range(head_dim):
+                rotated[i] -= offset[i]
     keys = float_row(step[f.ATTENDED], row * num_heads, head_dim)
     values = float_row(heads, num_heads + num_kv_heads, head_dim)
     simd.ints32(step[f.NONFINITE])[row] += write_position(f.kv_layer(step, layer), slot, keys, values)

@@ -57,6 +57,7 @@ def make_both(case: str, folder: Path, ops: Ops) -> tuple[CompiledTransformer, T
     compiled = load_transformer(prepared, folder / "cache", ops, CPU, Numerics.INT8, 512, lambda _: None).forward_pass
     assert isinstance(compiled, CompiledTransformer)
     rotated = load_quantized(prepared, folder / "cache", CPU, lambda _: None).rotated
+    assert {"model.layers.0.input_layernorm.offset", "model.layers.1.self_attn.k_offset"} < set(rotated.weights)
     plain = Transformer(rotated.config, rotated.weights, ops, CPU, Numerics.INT8, 512, rotated.down_block)
     return compiled, plain
 

@@ -71,9 +71,11 @@ class TestAgainstPlain:
         x = random(*shape)
         assert_equal(compiled.quantize_rows(x), plain.quantize_rows(x))
 
-    def test_norm(self, compiled: RowQuantizer, plain: RowQuantizer, shape: tuple[int, int]) -> None:
+    @pytest.mark.parametrize("has_offset", [True, False])
+    def test_norm(self, compiled: RowQuantizer, plain: RowQuantizer, shape: tuple[int, int], has_offset: bool) -> None:
         x = random(*shape)
-        assert_near(compiled.rms_norm_quantize(x, 1e-5), plain.rms_norm_quantize(x, 1e-5))
+        offset = random(1, shape[1])[0] if has_offset else None
+        assert_near(compiled.rms_norm_quantize(x, 1e-5, offset), plain.rms_norm_quantize(x, 1e-5, offset))
 
     @pytest.mark.parametrize("is_scaled", [True, False])
     def test_silu_mul(
@@ -112,15 +114,21 @@ class TestContract:
     def test_a_row_that_is_not_finite_has_no_scale(self, quantizer: RowQuantizer, value: float, at: int) -> None:
         x = random(3, 20)
         x[1, at] = value
-        for rows in (quantizer.quantize_rows(x), quantizer.rms_norm_quantize(x, 1e-5)):
+        offset = random(1, 20)[0]
+        for rows in (
+            quantizer.quantize_rows(x),
+            quantizer.rms_norm_quantize(x, 1e-5, None),
+            quantizer.rms_norm_quantize(x, 1e-5, offset),
+        ):
             assert rows.scales.isnan().tolist() == [False, True, False]
             assert rows.values[1].eq(128).all()
 
     def test_a_row_is_the_same_in_any_company(self, compiled: RowQuantizer) -> None:
         x, gate_up, scales = random(128, 96), random(128, 192), random(128)
-        norm, gated = compiled.rms_norm_quantize(x, 1e-5), compiled.silu_mul_quantize(gate_up, scales, 32)
+        offset = random(1, 96)[0]
+        norm, gated = compiled.rms_norm_quantize(x, 1e-5, offset), compiled.silu_mul_quantize(gate_up, scales, 32)
         for count in NUMS_ROWS:
-            part = compiled.rms_norm_quantize(x[-count:], 1e-5)
+            part = compiled.rms_norm_quantize(x[-count:], 1e-5, offset)
             assert_equal(part, QuantizedRows(norm.values[-count:], norm.scales[-count:]))
             part = compiled.silu_mul_quantize(gate_up[-count:], scales[-count:], 32)
             assert_equal(part, QuantizedRows(gated.values[-count:], gated.scales[-count:]))

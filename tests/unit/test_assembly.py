@@ -76,7 +76,7 @@ def test_the_fingerprint_names_rotation_rounding_and_the_very_weights(folder: Pa
     model = load(folder, tmp_path, numerics="int8")
     (file,) = tmp_path.glob("models/*int8*/int8_weights.safetensors")
     digest = hashlib.sha256(file.read_bytes()).hexdigest()
-    assert model.fingerprint == fingerprint(model.prepared, model.layout, f"int8-rot2-gptq4-bytes4-{digest}")
+    assert model.fingerprint == fingerprint(model.prepared, model.layout, f"int8-rot2-gptq6-bytes4-{digest}")
     assert model.fingerprint != load(folder, tmp_path).fingerprint
 
 

@@ -1,14 +1,13 @@
-"""Balanced keys: the same scores at all positions, the same logits of every family, and less lost to int8."""
+"""Balanced keys: the same weights of attention, the same logits of every family, and less lost to int8."""
 
 from dataclasses import dataclass, replace
-from math import pi
 from typing import Any
 
 import pytest
 import torch
 
 from common.kv.layout import KVFormat
-from common.model.calibration.key_balancing import PairMoments, balanced_keys, pair_moments
+from common.model.calibration.key_balancing import KEY_OFFSET, KeyMoments, balanced_keys, key_moments
 from common.model.config import ModelConfig
 from common.model.linear import Numerics
 from common.model.loading import prepare_model
@@ -52,11 +51,11 @@ def normal(*shape: int, seed: int) -> torch.Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
-def uneven_moments(config: ModelConfig, seed: int = 0) -> PairMoments:
-    """Of pairs some of which are ten times others and point one way."""
+def uneven_moments(config: ModelConfig, seed: int = 0) -> KeyMoments:
+    """Of pairs some of which are ten times others, around means that are not zero."""
     sizes = 10 ** normal(1, config.num_kv_heads, config.head_dim, seed=seed).clamp(-1, 1)
     keys = (normal(50, config.num_kv_heads, config.head_dim, seed=seed + 1) * 0.3 + 1) * sizes
-    moments = pair_moments(keys.float(), normal(50, config.num_heads, config.head_dim, seed=seed + 2).float())
+    moments = key_moments(keys.float(), normal(50, config.num_heads, config.head_dim, seed=seed + 2).float())
     assert moments is not None
     return moments
 
@@ -85,35 +84,45 @@ def scores(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
     return torch.einsum("thd,shd->hts", q, k.repeat_interleave(q.shape[1] // k.shape[1], dim=1))
 
 
+def kept(k: torch.Tensor, weights: dict[str, torch.Tensor]) -> torch.Tensor:
+    """Transformed, and less the offset, as keys are stored."""
+    return hadamard(k, SHAPE.head_dim) - weights[KEY_OFFSET].double().view(k.shape[1:])
+
+
 def to_int8_and_back(x: torch.Tensor) -> torch.Tensor:
-    """Transformed, as it is stored; scores stay."""
-    x = hadamard(x, x.shape[-1])
     steps = x.abs().amax(-1, keepdim=True) / 127
     return (x / steps).round() * steps
 
 
-def test_scores_stay_at_all_positions_and_lose_less_to_int8() -> None:
+def differences(scores: torch.Tensor) -> torch.Tensor:
+    """What attention sees of scores: they may all be more or less by the same."""
+    return scores - scores.mean(-1, keepdim=True)
+
+
+def test_weights_of_attention_stay_at_all_positions_and_lose_less_to_int8() -> None:
     weights, x = uneven_weights(SHAPE), normal(40, SHAPE.hidden_size, seed=4)
     q, k = (heads(weights, product, x, SHAPE) for product in ("q_proj", "k_proj"))
-    after = balanced_keys(SHAPE, weights, pair_moments(k.float(), q.float()))
+    after = balanced_keys(SHAPE, weights, key_moments(k.float(), q.float()), SHAPE.head_dim)
     new_q, new_k = (heads(after, product, x, SHAPE) for product in ("q_proj", "k_proj"))
-    expected = scores(q, k)
-    torch.testing.assert_close(scores(new_q, new_k), expected, rtol=1e-5, atol=1e-4)  # weights are rounded to fp32
-    before_error = (scores(to_int8_and_back(q), to_int8_and_back(k)) - expected).square().mean()
-    error = (scores(to_int8_and_back(new_q), to_int8_and_back(new_k)) - expected).square().mean()
-    assert error < 0.5 * before_error
-    torch.testing.assert_close(new_k.square().mean((0, 2)), k.square().mean((0, 2)), rtol=1e-3, atol=0)
+    plain_q, plain_k = hadamard(q, SHAPE.head_dim), hadamard(k, SHAPE.head_dim)
+    new_q, new_k = hadamard(new_q, SHAPE.head_dim), kept(new_k, after)
+    expected = differences(scores(q, k))
+    torch.testing.assert_close(differences(scores(new_q, new_k)), expected, rtol=1e-5, atol=1e-4)  # fp32 weights
+    before_error = (differences(scores(to_int8_and_back(plain_q), to_int8_and_back(plain_k))) - expected).square()
+    error = (differences(scores(to_int8_and_back(new_q), to_int8_and_back(new_k))) - expected).square()
+    assert error.mean() < 0.5 * before_error.mean()
 
 
-def test_values_along_one_direction_come_to_lie_on_the_diagonal() -> None:
-    angles = torch.tensor([[0.0, 0.3], [pi / 2, -1.2]], dtype=torch.float64)
-    config = replace(SHAPE, head_dim=4)
-    pairs = normal(30, 2, 1, seed=5) * torch.polar(torch.ones_like(angles), angles)
-    moments = pair_moments(torch.cat((pairs.real, pairs.imag), -1).float(), normal(30, 4, 4, seed=6).float())
-    identity = {"self_attn.k_proj.weight": torch.eye(8), "self_attn.q_proj.weight": torch.eye(16)}
-    turn = balanced_keys(config, identity, moments)["self_attn.k_proj.weight"].double()
-    k = (torch.cat((pairs.real, pairs.imag), -1).view(30, 8) @ turn.T).view(30, 2, 2, 2)
-    torch.testing.assert_close(k[:, :, 0].abs(), k[:, :, 1].abs(), rtol=1e-3, atol=1e-3)
+def test_the_offset_is_the_mean_of_what_is_kept() -> None:
+    keys, queries = normal(40, 2, 8, seed=5) + normal(2, 8, seed=6), normal(40, 4, 8, seed=7)
+    identity = {"self_attn.k_proj.weight": torch.eye(16), "self_attn.q_proj.weight": torch.eye(32)}
+    after = balanced_keys(SHAPE, identity, key_moments(keys.float(), queries.float()), SHAPE.head_dim)
+    scaled = (keys.view(40, 16) @ after["self_attn.k_proj.weight"].double().T).view(40, 2, 8)
+    mean = kept(scaled, after).mean(0)
+    # each of 40 keys is rounded to a step: 2^-15 of the largest
+    assert mean.abs().max() <= scaled.abs().max() * 2**-15 * SHAPE.head_dim**0.5
+    spread = (keys - keys.mean(0)).square().sum((0, 2))
+    torch.testing.assert_close(kept(scaled, after).square().sum((0, 2)), spread, rtol=1e-3, atol=0)
 
 
 def test_logits_stay(case: Case) -> None:
@@ -121,7 +130,8 @@ def test_logits_stay(case: Case) -> None:
     for layer in range(case.config.num_layers):
         prefix = f"model.layers.{layer}."
         before = {n.removeprefix(prefix): w for n, w in case.weights.items() if n.startswith(prefix)}
-        after = balanced_keys(case.config, before, uneven_moments(case.config, layer))
+        after = balanced_keys(case.config, before, uneven_moments(case.config, layer), 1)
+        assert after[KEY_OFFSET].any()
         differing = {name for name in before if not torch.equal(before[name], after[name])}
         assert differing == (set() if case.config.qk_norm else CHANGED & before.keys())
         changed |= {f"{prefix}{name}": weight for name, weight in after.items()}
@@ -141,14 +151,15 @@ def test_tokens_that_are_not_finite_do_not_count() -> None:
     keys, queries = normal(9, 2, 8, seed=7).float(), normal(9, 4, 8, seed=8).float()
     bad_keys, bad_queries = torch.cat((keys, keys)), torch.cat((queries, queries))
     bad_keys[9:14, 1, 3], bad_queries[13:, 0, 0] = torch.nan, torch.inf
-    expected, moments = pair_moments(keys, queries), pair_moments(bad_keys, bad_queries)
+    expected, moments = key_moments(keys, queries), key_moments(bad_keys, bad_queries)
     assert expected is not None
     assert moments is not None
-    assert torch.equal(moments.keys_squared, expected.keys_squared)
+    assert torch.equal(moments.means, expected.means)
+    assert torch.equal(moments.deviations, expected.deviations)
     assert torch.equal(moments.query_sizes, expected.query_sizes)
-    assert pair_moments(keys * torch.nan, queries) is None
+    assert key_moments(keys * torch.nan, queries) is None
     weights = uneven_weights(SHAPE)
-    assert balanced_keys(SHAPE, weights, None) == weights
+    assert balanced_keys(SHAPE, weights, None, 8) == weights
 
 
 @pytest.mark.parametrize("zeros", ["keys", "queries", "one pair of keys"])
@@ -161,7 +172,7 @@ def test_zeros_leave_finite_weights(zeros: str) -> None:
             queries.zero_()
         case _:
             keys[:, 0, 1 :: SHAPE.head_dim // 2] = 0.0
-    after = balanced_keys(SHAPE, uneven_weights(SHAPE), pair_moments(keys, queries))
+    after = balanced_keys(SHAPE, uneven_weights(SHAPE), key_moments(keys, queries), 8)
     for weight in after.values():
         assert weight.isfinite().all()
         assert weight.abs().max() < 1e5

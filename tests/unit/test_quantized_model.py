@@ -19,6 +19,7 @@ from common.kv.layout import KVFormat
 from common.model import quantized_model
 from common.model.calibration.calibrated_weights import layer_to_round, nearest_weights
 from common.model.calibration.layer_inputs import LayerRunner
+from common.model.calibration.offsets import centred
 from common.model.calibration.token_ids import calibration_sequences
 from common.model.int8_product import QuantizedWeight, quantize_weight
 from common.model.linear import Numerics
@@ -31,6 +32,7 @@ from common.model.transformer import Transformer
 from common.model.weight_rounding import second_moments
 from common.model.weights import load_weights
 from kernels.ops import select
+from kernels.quantized import row_quantizer
 from tests.support.output_error import squared_error
 from tests.support.paged_generation import make_cache, make_sequences, prefill
 from tests.support.tiny_models import VOCAB_SIZE, make_tiny_model
@@ -119,7 +121,9 @@ def test_every_product_errs_less_on_the_calibration_text_than_rounded_to_nearest
         for product, moments in balanced.moments.items():
             errs_less(balanced.weights[f"{product}.weight"], calibrated.weights, f"{prefix}{product}.weight", moments)
         residual = run.residual
-    moments = second_moments(run.head_input, ops)
+    of_head = centred(run.head_input, row_quantizer(ops))
+    assert of_head is not None
+    moments = second_moments(of_head.rows, ops)
     errs_less(rotated.weights["lm_head.weight"], calibrated.weights, "lm_head.weight", moments)
 
 

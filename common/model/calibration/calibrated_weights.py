@@ -6,14 +6,21 @@ import torch
 import torch.nn.functional as F
 
 from common.model.calibration.balancing import BalancedLayer, balanced_layer
-from common.model.calibration.key_balancing import balanced_keys, pair_moments
+from common.model.calibration.key_balancing import balanced_keys, key_moments
 from common.model.calibration.layer_inputs import PRODUCTS, LayerRun, LayerRunner
+from common.model.calibration.offsets import CentredRows, biases_with, centred
 from common.model.int8_product import QuantizedWeight, quantize_weight
+from common.model.linear import Numerics
 from common.model.rotation import RotatedModel
+from common.model.transformer import head_block
 from common.model.weight_rounding import WeightRounder, second_moments
 from kernels.contract import Ops
+from kernels.quantized import QuantizedRows, row_quantizer
 
-_EMBEDDING, _NORM, _HEAD = "model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"
+_EMBEDDING, _NORM, _HEAD = "model.embed_tokens.weight", "model.norm.weight", "lm_head"
+_NORM_OFFSET = "model.norm.offset"
+_NORMS = {0: "input_layernorm", 2: "post_attention_layernorm"}
+"""Before which of PRODUCTS a norm stands."""
 NamedTensors = Iterator[tuple[str, torch.Tensor]]
 
 
@@ -37,20 +44,50 @@ def calibrated_weights(rotated: RotatedModel, ops: Ops, sequences: Sequence[Sequ
             yield f"{prefix}{name}", tensor
         residual, head_input = run.residual, run.head_input
     yield _NORM, rotated.weights[_NORM]
-    yield from _rounded({_HEAD: rotated.weights[_HEAD]}, second_moments(head_input, ops))
+    yield from _rounded_head(rotated.weights[f"{_HEAD}.weight"], head_input, ops)
 
 
 def layer_to_round(
     rotated: RotatedModel, weights: Mapping[str, torch.Tensor], run: LayerRun, ops: Ops
 ) -> BalancedLayer:
     """`weights` of one layer without their prefix, fp32; `run`: what became of them, rounded to nearest."""
-    with_keys = balanced_keys(rotated.config, weights, pair_moments(run.keys, run.queries))
-    return balanced_layer(rotated, with_keys, _layer_moments(run, ops))
+    head_size = head_block(rotated.config, Numerics.INT8)
+    with_keys = balanced_keys(rotated.config, weights, key_moments(run.keys, run.queries), head_size)
+    inputs, offsets = list(run.inputs), {}
+    for number in _NORMS:
+        rows = _centred(run.inputs[number], weights, PRODUCTS[number], ops)
+        if rows is not None:
+            inputs[number], offsets[number] = rows.rows, rows.offset
+    balanced = balanced_layer(rotated, with_keys, _layer_moments(inputs, ops))
+    changed = dict(balanced.weights)
+    for number, offset in offsets.items():
+        changed |= biases_with(offset, balanced.weights, PRODUCTS[number])
+        changed[f"{_NORMS[number]}.offset"] = offset
+    return BalancedLayer(changed, balanced.moments)
 
 
-def _layer_moments(run: LayerRun, ops: Ops) -> dict[str, torch.Tensor]:
+def _rounded_head(weight: torch.Tensor, head_input: QuantizedRows, ops: Ops) -> NamedTensors:
+    weights = {f"{_HEAD}.weight": weight}
+    rows = _centred(head_input, weights, (_HEAD,), ops)
+    if rows is not None:
+        head_input = rows.rows
+        yield from biases_with(rows.offset, weights, (_HEAD,)).items()
+        yield _NORM_OFFSET, rows.offset
+    yield from _rounded(weights, second_moments(head_input, ops))
+
+
+def _centred(
+    rows: QuantizedRows, weights: Mapping[str, torch.Tensor], products: Sequence[str], ops: Ops
+) -> CentredRows | None:
+    """None where a bias would not be finite, or a mean."""
+    if all(weights[f"{product}.weight"].isfinite().all() for product in products):
+        return centred(rows, row_quantizer(ops))
+    return None
+
+
+def _layer_moments(inputs: Sequence[QuantizedRows], ops: Ops) -> dict[str, torch.Tensor]:
     """Second moments by the product that reads; absent where the model computes no finite value."""
-    of_inputs = [second_moments(rows, ops) for rows in run.inputs]
+    of_inputs = [second_moments(rows, ops) for rows in inputs]
     return {
         product: moments
         for products, moments in zip(PRODUCTS, of_inputs, strict=True)

@@ -1,100 +1,101 @@
-"""K of each head turned and scaled so that little is lost when K and Q become int8; Q the same way but inversely.
+"""K of each head scaled and moved so that little is lost when K and Q become int8; Q scaled inversely.
 
-Rope turns each pair of a head's values (i and i + head_dim / 2) by an angle of its own. Read as one complex number, a
-pair is multiplied by a number of modulus 1, so multiplying it by another one before or after makes no difference: that
-number can be folded into the products that write K and Q, and every score stays. Exact but for rounding.
+Two changes of K leave every weight of attention as it is, but for rounding:
 
-One scale serves all values of a head. At run time a Hadamard transform of each head (`transformer.head_block`) spreads
-large values over all, so that a vector's error is a share of its length, and a score's a share of |q| |k|. Scales s of
-pairs make sum |k s|^2 * sum |q / s|^2 the least where |k s| = |q / s|. Before, a pair whose values lie along one
-direction is turned until that direction is the diagonal, which both values share.
+- Rope turns each pair of a head's values (i and i + head_dim / 2), and turning commutes with scaling both. So a pair's
+  scale folds into the products that write K, and its inverse into those that write Q.
+- A vector taken off all keys of a head, whatever their positions, takes the same off all scores of a query. About half
+  of what keys are after rope is such an offset: their mean. (SageAttention smooths keys so, arXiv 2410.02367; here the
+  mean is the calibration text's, since a cache that grows has none.) It is taken off at run time, after the Hadamard
+  transform of each head (`transformer.head_block`), which needs no room in any weight.
+
+One scale serves all values of a head, and the transform spreads large ones over all. So a vector's error is a share of
+its length, a score's a share of |q| |k - mean|, and scales s of pairs make sum |(k - mean) s|^2 * sum |q / s|^2 the
+least where both are alike.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from math import pi
 
 import torch
 
+from common.model.calibration.exact_sums import in_steps
 from common.model.config import ModelConfig
 from common.model.rotation import folds_into_keys
+from kernels.quantized import hadamard
 
-_KEY_EXPONENT, _QUERY_EXPONENT = -0.5, 0.5
-_STEPS = float(2**15)
-"""Values are counted in this many steps of the largest: sums of their squares are integers that fp64 holds, the same
-in any order."""
+KEY_OFFSET = "self_attn.k_offset"
+"""[num_kv_heads * head_dim] fp32."""
 _SMALLEST_SHARE = 0.01
 """Of a head's mean: a pair counts as at least so large, or one nearly unused gets an endless scale."""
 _TINY = 1e-30  # where all of them are zero
 
 
 @dataclass(frozen=True, slots=True)
-class PairMoments:
-    """Sums over tokens of one layer's pairs k, q as complex numbers, up to a common factor each; [num_kv_heads,
-    head_dim / 2] fp64, complex fp64 the first. Those of a KV head's queries are added up."""
+class KeyMoments:
+    """Of one layer, over tokens; fp64. `deviations` and `query_sizes` are sums of squares of pairs [num_kv_heads,
+    head_dim / 2], up to a common factor each; those of a KV head's queries are added up."""
 
-    keys_squared: torch.Tensor  # of k * k: its direction is twice that of the values
-    key_sizes: torch.Tensor  # of |k|^2
-    query_sizes: torch.Tensor  # of |q|^2
+    means: torch.Tensor  # [num_kv_heads, head_dim]
+    deviations: torch.Tensor  # of keys from their means
+    query_sizes: torch.Tensor
 
 
-def pair_moments(keys: torch.Tensor, queries: torch.Tensor) -> PairMoments | None:
-    """keys [T, num_kv_heads, head_dim], queries [T, num_heads, head_dim], after rope. None without finite tokens."""
+def key_moments(keys: torch.Tensor, queries: torch.Tensor) -> KeyMoments | None:
+    """keys [T, num_kv_heads, head_dim], queries [T, num_heads, head_dim], fp32, after rope. None without finite
+    tokens."""
     is_finite = (keys.sum((1, 2)) + queries.sum((1, 2))).isfinite()
-    if not is_finite.any():
+    num_tokens = int(is_finite.sum())
+    if num_tokens == 0:
         return None
-    k, q = _pairs(_in_steps(keys[is_finite])), _pairs(_in_steps(queries[is_finite]))
-    of_queries = (q * q.conj()).real.sum(0)
-    return PairMoments(
-        (k * k).sum(0), (k * k.conj()).real.sum(0), of_queries.view(k.shape[1], -1, k.shape[2]).sum(1)
-    )  # fmt: skip
+    (k, step), (q, _) = in_steps(keys[is_finite]), in_steps(queries[is_finite])
+    sums = k.sum(0)
+    deviations = k.square().sum(0) - sums.square() / num_tokens
+    of_queries = _of_pairs(q.square().sum(0)).view(k.shape[1], -1, k.shape[2] // 2).sum(1)
+    return KeyMoments(sums * (step / num_tokens), _of_pairs(deviations).clamp_min(0.0), of_queries)
 
 
 def balanced_keys(
-    config: ModelConfig, weights: Mapping[str, torch.Tensor], moments: PairMoments | None
+    config: ModelConfig, weights: Mapping[str, torch.Tensor], moments: KeyMoments | None, head_block: int
 ) -> dict[str, torch.Tensor]:
-    """`weights` of one layer without their prefix, fp32. Left as they are where a norm between product and rope weighs
-    each value by itself (see `rotation.folds_into_keys`), and without moments."""
+    """`weights` of one layer without their prefix, fp32, and KEY_OFFSET, as it is after the Hadamard transform of
+    `head_block`. Without moments they are left as they are; without scales where a norm between product and rope weighs
+    each value by itself (see `rotation.folds_into_keys`)."""
     balanced = dict(weights)
-    if moments is None or not folds_into_keys(config):
+    if moments is None:
         return balanced
-    turns = torch.polar(torch.ones_like(moments.key_sizes), pi / 4 - moments.keys_squared.angle() / 2)
-    scales = _scales(moments)
-    group_size = config.num_heads // config.num_kv_heads
-    factors = {
-        "self_attn.k_proj": turns * scales,
-        "self_attn.q_proj": (turns / scales).repeat_interleave(group_size, dim=0),
-    }
-    for product, of_product in factors.items():
-        for name in (f"{product}.weight", f"{product}.bias"):
-            if name in balanced:
-                balanced[name] = _multiplied(balanced[name], of_product)
+    means = moments.means
+    if folds_into_keys(config):
+        scales = _scales(moments)
+        group_size = config.num_heads // config.num_kv_heads
+        _multiply(balanced, "self_attn.k_proj", scales)
+        _multiply(balanced, "self_attn.q_proj", (1 / scales).repeat_interleave(group_size, dim=0))
+        means = means * scales.repeat(1, 2)
+    balanced[KEY_OFFSET] = hadamard(means, head_block).float().view(-1)
     return balanced
 
 
-def _in_steps(x: torch.Tensor) -> torch.Tensor:
-    largest = x.abs().amax().double().clamp_min(_TINY)
-    return (x.double() * (_STEPS / largest)).round_()
+def _of_pairs(x: torch.Tensor) -> torch.Tensor:
+    """[..., head_dim] -> [..., head_dim / 2], sums."""
+    low, high = x.chunk(2, dim=-1)
+    return low + high
 
 
-def _pairs(x: torch.Tensor) -> torch.Tensor:
-    """[..., head_dim] -> [..., head_dim / 2] complex."""
-    return torch.complex(*x.chunk(2, dim=-1))
+def _multiply(weights: dict[str, torch.Tensor], product: str, scales: torch.Tensor) -> None:
+    """Rows of a weight [heads * head_dim, K] and of its bias, times scales [heads, head_dim / 2]; mutates `weights`."""
+    of_rows = scales.repeat(1, 2).view(-1)
+    for name in (f"{product}.weight", f"{product}.bias"):
+        if name in weights:
+            weight = weights[name].double()
+            weights[name] = (weight * of_rows.view(-1, *[1] * (weight.dim() - 1))).float()
 
 
-def _multiplied(weight: torch.Tensor, factors: torch.Tensor) -> torch.Tensor:
-    """Rows of weight [heads * head_dim, K], or of a bias [heads * head_dim], times factors [heads, head_dim / 2]."""
-    rows = weight.double().view(factors.shape[0], 2, factors.shape[1], -1)
-    real, imaginary = factors.real[..., None], factors.imag[..., None]
-    turned = torch.stack((rows[:, 0] * real - rows[:, 1] * imaginary, rows[:, 0] * imaginary + rows[:, 1] * real), 1)
-    return turned.float().view(weight.shape)
-
-
-def _scales(moments: PairMoments) -> torch.Tensor:
-    """[num_kv_heads, head_dim / 2]; the mean square of a head's K stays, and with it the range of its scale."""
-    scales = _magnitudes(moments.key_sizes) ** _KEY_EXPONENT * _magnitudes(moments.query_sizes) ** _QUERY_EXPONENT
-    before = moments.key_sizes.sum(1, keepdim=True)
-    after = (moments.key_sizes * scales.square()).sum(1, keepdim=True)
+def _scales(moments: KeyMoments) -> torch.Tensor:
+    """[num_kv_heads, head_dim / 2]; the mean square of what is left of a head's K stays, and with it the range of its
+    scale."""
+    scales = (_magnitudes(moments.query_sizes) / _magnitudes(moments.deviations)).sqrt()
+    before = moments.deviations.sum(1, keepdim=True)
+    after = (moments.deviations * scales.square()).sum(1, keepdim=True)
     return torch.where(after > 0, scales * (before / after).sqrt(), 1.0)
 
 

@@ -15,10 +15,10 @@ from common.model.batch import ScheduledTokens, build_batch
 from common.model.config import ModelConfig
 from common.model.int8_product import IntegerProduct, QuantizedWeight, integer_product
 from common.model.linear import Numerics
-from common.model.transformer import Transformer
+from common.model.transformer import Transformer, head_block
 from kernels.batch import AttentionBatch, KVLayerView
 from kernels.contract import Ops
-from kernels.quantized import QuantizedRows, RowQuantizer, row_quantizer
+from kernels.quantized import QuantizedRows, RowQuantizer, hadamard, row_quantizer
 
 PRODUCTS = (
     ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
@@ -34,8 +34,8 @@ _HEAD = "lm_head.weight"
 @dataclass(frozen=True, slots=True)
 class LayerRun:
     inputs: tuple[QuantizedRows, ...]  # as PRODUCTS
-    keys: torch.Tensor  # [T, num_kv_heads, head_dim] fp32, after rope, not yet quantized
-    queries: torch.Tensor  # [T, num_heads, head_dim] fp32, after rope
+    keys: torch.Tensor  # [T, num_kv_heads, head_dim] fp32, after rope, before the Hadamard transform
+    queries: torch.Tensor  # [T, num_heads, head_dim] fp32, the same
     residual: torch.Tensor  # [T, hidden] fp32, after the layer
     head_input: QuantizedRows  # the residual as the head would read it, were this the last layer
 
@@ -72,7 +72,8 @@ class LayerRunner:
         transformer.forward(build_batch(scheduled, _BLOCK_SIZE, device), cache)
         *inputs, head_input = recorder.quantized
         assert len(inputs) == len(PRODUCTS), f"a layer of {len(inputs)} products"
-        return LayerRun(tuple(inputs), recorder.keys, recorder.queries, recorder.last_normed, head_input)
+        keys, queries = (hadamard(x, head_block(config, Numerics.INT8)) for x in (recorder.keys, recorder.queries))
+        return LayerRun(tuple(inputs), keys, queries, recorder.last_normed, head_input)
 
     def _scheduled(self) -> list[ScheduledTokens]:
         scheduled, row, block = [], 0, 0
@@ -98,9 +99,9 @@ class _Recorder:
     def quantize_rows(self, x: torch.Tensor) -> QuantizedRows:
         return self._keep(self._quantizer.quantize_rows(x))
 
-    def rms_norm_quantize(self, x: torch.Tensor, eps: float) -> QuantizedRows:
+    def rms_norm_quantize(self, x: torch.Tensor, eps: float, offset: torch.Tensor | None) -> QuantizedRows:
         self.last_normed = x.clone()
-        return self._keep(self._quantizer.rms_norm_quantize(x, eps))
+        return self._keep(self._quantizer.rms_norm_quantize(x, eps, offset))
 
     def silu_mul_quantize(self, gate_up: torch.Tensor, row_scales: torch.Tensor | None, block: int) -> QuantizedRows:
         return self._keep(self._quantizer.silu_mul_quantize(gate_up, row_scales, block))
