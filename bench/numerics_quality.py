@@ -172,7 +172,7 @@ def _print_table(name: str, summaries: Summaries) -> None:
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="bench.numerics_quality", description=__doc__)
     parser.add_argument("--model", default="default", help="a .gguf file, a Hugging Face folder, or `default`")
-    parser.add_argument("--tokens-per-text", type=int, default=1536, help="tokens of each text, one context")
+    parser.add_argument("--tokens-per-text", type=int, default=3072, help="at most, of each text; one context")
     parser.add_argument("--json", type=Path, help="writes the figures there too")
     return parser.parse_args(argv)
 
