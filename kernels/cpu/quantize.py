@@ -32,14 +32,26 @@ _ROUNDER_BITS = np.int32(_ROUNDER.view(np.int32))
 
 
 @compiled
+def _scale_of(largest: np.int32) -> np.float32:
+    """From the bits of a row's largest magnitude, which is finite."""
+    return max(np.int32(largest).view(np.float32) / _QUANT_MAX, _SCALE_FLOOR)
+
+
+@compiled
+def _spoiled(target: Any, size: int) -> np.float32:
+    """A row with a NaN or an Inf becomes zeros; returns its scale."""
+    for i in range(size):
+        target[i] = np.uint8(_ZERO_POINT)
+    return _NAN
+
+
+@compiled
 def quantize_row(values: Any, size: int, target: Any) -> np.float32:
     """Returns the scale, NaN for a row with a NaN or an Inf."""
     largest = largest_magnitude_bits(values, 0, size)
     if largest >= INFINITY_BITS:
-        for i in range(size):
-            target[i] = np.uint8(_ZERO_POINT)
-        return _NAN
-    scale = max(np.int32(largest).view(np.float32) / _QUANT_MAX, _SCALE_FLOOR)
+        return _spoiled(target, size)
+    scale = _scale_of(largest)
     divisor, reciprocal, rounder = simd.splat(scale), simd.splat(_ONE / scale), simd.splat(_ROUNDER)
     whole = size // LANES * LANES
     for at in range(0, whole, LANES):
@@ -65,17 +77,14 @@ def norm_quantize_row(values: Any, offset: int, eps: np.float32, size: int, targ
     divided_by = np.sqrt(sum_squares(values, size) / np.float32(size) + eps)
     if offset == 0:
         return quantize_row(values, size, target) * (_ONE / divided_by)
-    shift, largest = simd.floats(offset), np.int32(0)
+    shift, largest, whole = simd.floats(offset), np.int32(0), size // LANES * LANES
     for i in range(size):
         left = np.float32(_shifted(values, shift, divided_by, i))
         largest = max(largest, np.int32(left.view(np.int32) & _MAGNITUDE))
     if largest >= INFINITY_BITS:
-        for i in range(size):
-            target[i] = np.uint8(_ZERO_POINT)
-        return _NAN
-    scale = max(np.int32(largest).view(np.float32) / _QUANT_MAX, _SCALE_FLOOR)
+        return _spoiled(target, size)
+    scale = _scale_of(largest)
     divisor, reciprocal, rounder = simd.splat(scale), simd.splat(_ONE / scale), simd.splat(_ROUNDER)
-    whole = size // LANES * LANES
     for at in range(0, whole, LANES):
         taken = simd.multiply(simd.load(shift, at), simd.splat(divided_by))
         lanes = simd.subtract(simd.load(values, at), taken)
