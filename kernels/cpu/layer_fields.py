@@ -5,7 +5,7 @@ import torch
 from kernels.batch import KVLayerView
 
 MAX_HEAD_DIM = 1024
-"""Of an INT8 layer. Beyond, a product may leave int32: 1024 * 127 * 16256 < 2^31, as is 64 * 127 * 65535 for values."""
+"""Of an INT8 layer. Up to here the sum of a score's products, at most 1024 * 127^2 < 2^24, is exact in fp32, too."""
 
 
 def layer_fields(layer: KVLayerView) -> tuple[int, ...]:
@@ -19,7 +19,7 @@ def layer_fields(layer: KVLayerView) -> tuple[int, ...]:
         scales = (0, 0, 0, 0, 0)
     else:
         assert layer.k.dtype == layer.v.dtype == torch.int8
-        assert head_dim <= MAX_HEAD_DIM, f"heads of {head_dim}: sums of products could leave int32"
+        assert head_dim <= MAX_HEAD_DIM, f"heads of {head_dim}: sums of products could be too large for fp32"
         assert layer.k_scale.dtype == layer.v_scale.dtype == torch.float16
         assert layer.v_scale.stride() == layer.k_scale.stride(), "the scales of K and V must be laid out alike"
         scales = (layer.k_scale.data_ptr(), layer.v_scale.data_ptr(), *layer.k_scale.stride())

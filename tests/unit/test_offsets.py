@@ -26,7 +26,8 @@ def test_what_is_left_has_no_mean_and_finer_steps() -> None:
     left = values_of(rows) - made.offset.double()
     # the mean is of values rounded to 2^-15 of the largest, and is rounded to fp32
     assert left.mean(0).abs().max() <= 2**-15 * values_of(rows).abs().max()
-    assert (values_of(made.rows) - left).abs().max() <= 0.5001 * made.rows.scales.max()
+    # half a step; differences and quotients, at most 127 steps of fp32 values, add a few 2^-24 of those
+    assert (values_of(made.rows) - left).abs().max() <= (0.5 + 4 * 127 * 2**-24) * made.rows.scales.max()
     assert made.rows.scales.mean() < 0.7 * rows.scales.mean()
 
 
